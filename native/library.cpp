@@ -6,7 +6,7 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
   m.def("tile_jpeg(Tensor jpeg, int tile, int max_pixels) -> Tensor");
   m.def("pack_jpeg(Tensor jpeg, int tile, int max_pixels) -> Tensor");
   m.def("unpack_jpeg(Tensor image, int max_pixels) -> Tensor");
-  m.def("image_sizes(Tensor[] jpegs) -> Tensor");
+  m.def("image_sizes(Tensor[] jpegs, Tensor? places=None) -> Tensor");
   m.def("native_facts() -> str");
   m.def(
       "read_masks(Tensor files, Tensor ends, Tensor boxes, Tensor? flip, Tensor? places, Tensor? table, "
@@ -30,15 +30,16 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!)[] out, int threads, "
       "Tensor? places=None) -> Tensor");
   m.def(
-      "gather_tiles(Tensor[] images, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
-      "bool antialias, bool exact, int max_pixels, int threads, int channels) -> (Tensor, Tensor)");
+      "gather_tiles(Tensor[] images, Tensor? places, Tensor boxes, int height, int width, Tensor? flip, "
+      "str interpolation, bool antialias, bool exact, int max_pixels, int threads, int channels, int budget) "
+      "-> (Tensor, Tensor, Tensor)");
   m.def(
-      "gather_tiles_out(Tensor[] images, Tensor boxes, int height, int width, Tensor? flip, "
+      "gather_tiles_out(Tensor[] images, Tensor? places, Tensor boxes, int height, int width, Tensor? flip, "
       "str interpolation, bool antialias, bool exact, int max_pixels, int threads, int channels, "
-      "Tensor(a!) out) -> Tensor");
+      "int budget, Tensor(a!) out) -> (Tensor, Tensor)");
   m.def(
-      "decode_gathered(Tensor data, int count, int height, int width, int channels, int work, int threads) "
-      "-> (Tensor, Tensor)");
+      "decode_gathered(Tensor data, int count, int height, int width, int channels, int work, int[] chunks, "
+      "int threads) -> (Tensor, Tensor)");
   m.def(
       "warp_affine(Tensor images, Tensor matrices, float[] fill, bool nearest, bool inverse, bool fresh, "
       "Tensor(a!) out) -> ()");

@@ -105,6 +105,8 @@ class ShardDataModule(lightning.LightningDataModule):
         decode: ``"device"``: workers gather the tiles under the crops, and the batch is decoded on the device
             of the training, before ``augment``, to the same bytes; for shards of ``build_cache``, unproven on
             a GPU so far. ``"auto"`` is ``"cpu"``: workers decode.
+        pin: Register the memory of batches with CUDA's driver where a GPU trains: copies to it are faster,
+            and nothing waits for them. See ``LoaderConfig``.
         drop_last: Leave out an incomplete last batch, in training only.
         keys: Add the samples' keys to every batch.
         prepare: Called before shards are opened, e.g. ``tarpeg.SyntheticShards``: once per node under
@@ -147,6 +149,7 @@ class ShardDataModule(lightning.LightningDataModule):
         max_bad: float = 0.01,
         max_pixels: int | None = None,
         decode: DecodeOn = "auto",
+        pin: bool = True,
         drop_last: bool = False,
         keys: bool = False,
         prepare: Callable[[], Any] | None = None,
@@ -189,6 +192,7 @@ class ShardDataModule(lightning.LightningDataModule):
             max_bad=max_bad,
             max_pixels=max_pixels,
             decode=decode,
+            pin=pin,
             allow_other_data=allow_other_data,
         )
         if train is not None:

@@ -1,6 +1,7 @@
 #include "gather/decode.h"
 
 #include "base/pages.h"
+#include "gather/idct.h"
 #include "gather/resample.h"
 #include "gather/unpack.h"
 
@@ -21,7 +22,8 @@ bool decode_segments(const Gathered& all, const Plan& plan, uint8_t* memory) {
   for (int i = 0; i < plan.image.tables; ++i) {
     Table table;
     __builtin_memcpy(&table, tables + sizeof(Table) * static_cast<size_t>(i), sizeof table);
-    if (!codes[i].build(table)) return false;
+    __builtin_memcpy(codes[i].symbols, table.symbols, sizeof table.symbols);
+    if (!codes[i].build(table.counts)) return false;
     for (int k = 0; k < 1 << Code::kLookahead; ++k) codes[i].fill_quick(k);
   }
   for (int i = 0; i < plan.components; ++i) {
@@ -29,35 +31,41 @@ bool decode_segments(const Gathered& all, const Plan& plan, uint8_t* memory) {
       return false;
   }
   for (int i = 0; i < static_cast<int>(plan.pieces); ++i) {
-    if (!decode_segment(all, plan, i, codes, kZigzag, memory)) return false;
+    if (!decode_segment(all, plan, i, codes, memory)) return false;
   }
   return true;
 }
 
-bool unpack(const Gathered& all, const Plan& plan, int index, TileState* state, uint8_t* memory) {
-  const Tile tile = tile_of(all, plan, index);
-  if (tile.bytes.size < tile.head) return false;
-  for (int i = 0; i < tile.blocks; ++i) find_length(tile, i, state);
-  find_masks(tile, state);
-  for (int i = 0; i < tile.blocks; ++i) read_mask(tile, i, state);
-  find_values(tile, state);
-  for (int i = 0; i < tile.blocks; ++i) count_escapes(tile, i, state);
-  find_bytes(tile, state);
-  for (int i = 0; i < tile.blocks; ++i) count_wides(tile, i, state);
-  if (!find_wides(plan, tile, state)) return false;
-  for (int i = 0; i < tile.blocks; ++i) place_values(plan, tile, i, kZigzag, state, memory);
-  for (int i = 0; i < plan.wanted; ++i) sum_differences(plan, tile, i, state);
-  for (int i = 0; i < tile.blocks; ++i) place_dc(plan, tile, i, *state, memory);
-  return true;
-}
-
-bool decode_pieces(const Gathered& all, const Plan& plan, uint8_t* memory) {
-  if (plan.image.kind == static_cast<uint8_t>(Kind::kSegments)) return decode_segments(all, plan, memory);
-  TileState state;
+bool decode_tiles(const Gathered& all, const Plan& plan, uint8_t* memory) {
+  BlockValues blocks[kMostTileBlocks];
   for (int i = 0; i < static_cast<int>(plan.pieces); ++i) {
-    if (!unpack(all, plan, i, &state, memory)) return false;
+    const Tile tile = tile_of(all, plan, i);
+    if (!find_blocks(plan, tile, blocks)) return false;
+    for (int k = 0; k < wanted_blocks(plan, tile); ++k) place_values(plan, tile, k, blocks[k], memory);
   }
   return true;
+}
+
+void transform_block(const Plan& plan, int component, int row, int column, uint8_t* memory) {
+  const Plane& plane = plan.planes[component];
+  const int16_t* const coefficients = block_at(plan, plane, row, column, memory);
+  const bool is_halved = plane.side == 4;
+  BlockState state;
+  for (int i = 0; i < 8; ++i)
+    load_eight(coefficients, plan.image.quantisers[component], kZigzag + 8 * i, is_halved, i, &state);
+  for (int x = 0; x < 8; ++x) transform_column(is_halved, x, &state);
+  for (int y = 0; y < 8; ++y) transform_row(is_halved, y, &state);
+  for (int y = 0; y < 8; ++y) put_row(plane, row, column, y, state, memory);
+}
+
+void transform_blocks(const Plan& plan, uint8_t* memory) {
+  for (int i = 0; i < plan.wanted; ++i) {
+    const Plane& plane = plan.planes[i];
+    for (int row = plane.first_row; row <= plane.last_row; ++row) {
+      for (int column = plane.first_column; column <= plane.last_column; ++column)
+        transform_block(plan, i, row, column, memory);
+    }
+  }
 }
 
 void find_weights(const AxisPlan& axis, const double* lanczos, uint8_t* memory) {
@@ -79,29 +87,26 @@ Status given_status(const Image& image) {
 Status decode(const Gathered& all, uint32_t index, Memory* memory, uint8_t* out) {
   const Image image = all.image(index);
   if (image.status != 0) return given_status(image);
-  Plan plan;
-  if (!plan_image(all, image, &plan) || !have_pieces_blocks(all, plan)) return Status::kCorrupt;
+  Plan plan{};
+  plan.image = image;
+  if (!plan_image(all, &plan) || !have_pieces_blocks(all, plan)) return Status::kCorrupt;
   if (memory->size() < plan.work / 8) memory->resize(plan.work / 8);
   uint8_t* const work = reinterpret_cast<uint8_t*>(memory->data());
-  if (!decode_pieces(all, plan, work)) return Status::kCorrupt;
-  for (int i = 0; i < plan.wanted; ++i) {
-    for (int k = 0; k < plan.planes[i].block_count(); ++k) transform_block(plan, i, k, work);
-  }
+  const bool are_tiles = image.kind == static_cast<uint8_t>(Kind::kPacked);
+  if (!(are_tiles ? decode_tiles(all, plan, work) : decode_segments(all, plan, work)))
+    return Status::kCorrupt;
+  transform_blocks(plan, work);
   if (plan.way != Way::kPlanes) {
-    const int64_t pixels = static_cast<int64_t>(plan.box.height) * plan.box.width;
-    for (int64_t i = 0; i < pixels; ++i) convert_pixel(plan, i, work);
+    for (int y = 0; y < plan.box.height; ++y) convert_line(plan, y, 0, 1, work);
   }
   if (plan.way != Way::kCopy) {
     for (int i = 0; i < plan.axis_count; ++i) find_weights(plan.axes[i], all.lanczos(), work);
     const int channels = plan.way == Way::kPlanes ? plan.wanted : plan.channels;
     for (int c = 0; c < channels; ++c) {
-      const int64_t count = between_count(plan, c);
-      for (int64_t i = 0; i < count; ++i) first_pass(plan, c, i, work);
+      for (int y = 0; y < line_count(plan); ++y) first_pass(plan, c, y, 0, 1, work);
     }
   }
-  for (int y = 0; y < plan.out_rows; ++y) {
-    for (int x = 0; x < plan.out_columns; ++x) put_pixel(plan, y, x, work, out);
-  }
+  for (int y = 0; y < plan.out_rows; y += kRowsAtOnce) put_pixels(plan, y, 0, 1, work, out);
   if (held_bytes(*memory) > kMostKept) Memory().swap(*memory);
   return Status::kOk;
 }

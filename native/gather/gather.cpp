@@ -5,6 +5,7 @@
 
 #include "gather/plan.h"
 #include "jpeg/entropy.h"
+#include "jpeg/zigzag.h"
 
 namespace tarpeg::gather {
 namespace {
@@ -22,7 +23,7 @@ void describe_frame(const Frame& frame, Image* image) noexcept {
   for (int i = 0; i < frame.component_count; ++i) {
     const Component& component = frame.components[i];
     image->sampling[i] = static_cast<uint8_t>(component.across << 4 | component.down);
-    std::memcpy(image->quantisers[i], component.quantisers, sizeof image->quantisers[i]);
+    for (int k = 0; k < 64; ++k) image->quantisers[i][k] = component.quantisers[kZigzag[k]];
   }
 }
 
@@ -121,8 +122,9 @@ Status find(const uint8_t* data, size_t size, const Request& request, const Head
     image.tile = static_cast<uint16_t>(stream.interval);
     add_tables(stream, source);
   }
-  Plan plan;
-  if (!plan_geometry(header, image, &plan)) return Status::kNotGathered;
+  Plan plan{};
+  plan.image = image;
+  if (!plan_geometry(header, &plan)) return Status::kNotGathered;
   image.pieces = plan.pieces;
   image.work = plan.work;
   source->room = sizeof(Table) * image.tables + kGuard;
@@ -174,6 +176,7 @@ Image record_of(const Source& source) {
   if (source.status == Status::kOk) return source.image;
   Image image{};
   image.status = static_cast<int32_t>(source.status);
+  image.work = source.image.work;
   return image;
 }
 

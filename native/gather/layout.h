@@ -10,10 +10,15 @@
 // private, and other versions refuse it. A tensor may be damaged, or crafted: plan_image() derives all sizes
 // from a copy of a record, and nothing is read or written that these and the bounds of the tensor do not
 // allow. All integers are little-endian.
+//
+// A GPU decodes the images chunk by chunk in the same memory, which is that of the largest chunk: a batch of
+// photographs at their full size would take gigabytes at once. The host launches a chunk without looking into
+// the tensor, so gather_tiles returns these numbers beside it. In a chunk the memory of each image ends
+// before that of the next begins. That is checked: what one image writes must not become an index of another.
 namespace tarpeg::gather {
 
 constexpr uint64_t kMagic = 0x5245485441474A54;  // "TJGATHER"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 3;
 // Pieces begin at multiples of it; offsets count it.
 constexpr uint64_t kUnit = 16;
 // Bytes behind the last piece of each image.
@@ -25,14 +30,14 @@ struct Header {
   uint32_t height, width;   // of the results
   uint8_t channels, filter, exact, spare[5];
   uint64_t bytes, pieces;  // of the whole tensor
-  uint64_t work;           // bytes of memory in which all images are decoded at once
+  uint64_t work;           // bytes of memory for the largest chunk
   uint64_t lanczos;        // where lanczos_table() begins, of that filter: devices compute other sines
 };
 static_assert(sizeof(Header) == 64);
 
 enum class Kind : uint8_t { kPacked, kSegments };
 
-// An image. All but `status` are zeros unless that is 0.
+// An image. All but `status` and `work` are zeros unless the status is 0.
 struct Image {
   int32_t status;
   uint8_t kind, components, orientation, mirror;
@@ -46,8 +51,8 @@ struct Image {
   int32_t top, left, box_height, box_width;  // upright pixels
   uint32_t tables_at;                        // in units of kUnit
   uint32_t first_piece, pieces;
-  uint64_t work;  // where its memory begins in that of all images
-  uint16_t quantisers[3][64];
+  uint64_t work;               // where its memory begins in that of its chunk
+  uint16_t quantisers[3][64];  // in zigzag order
 };
 static_assert(sizeof(Image) == 448);
 

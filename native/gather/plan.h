@@ -13,6 +13,56 @@ namespace tarpeg::gather {
 
 TARPEG_HD int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+#if defined(__CUDA_ARCH__)
+template <size_t kBytes>
+struct WordOf;
+template <>
+struct WordOf<1> {
+  using type = uint8_t;
+};
+template <>
+struct WordOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct WordOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct WordOf<8> {
+  using type = uint2;
+};
+template <>
+struct WordOf<16> {
+  using type = uint4;
+};
+template <size_t kBytes>
+using Word = typename WordOf<kBytes>::type;
+#endif
+
+// Copies between memory at a multiple of kAlign bytes and a value: a device does it by words of that size.
+// nvcc copies by bytes what memcpy() copies, whatever __builtin_assume_aligned says.
+template <size_t kAlign, class T>
+TARPEG_HD void read_aligned(const void* from, T* value) {
+  static_assert(sizeof *value % kAlign == 0);
+#if defined(__CUDA_ARCH__)
+  for (size_t i = 0; i < sizeof *value / kAlign; ++i)
+    reinterpret_cast<Word<kAlign>*>(value)[i] = static_cast<const Word<kAlign>*>(from)[i];
+#else
+  __builtin_memcpy(value, __builtin_assume_aligned(from, kAlign), sizeof *value);
+#endif
+}
+template <size_t kAlign, class T>
+TARPEG_HD void write_aligned(const T& value, void* to) {
+  static_assert(sizeof value % kAlign == 0);
+#if defined(__CUDA_ARCH__)
+  for (size_t i = 0; i < sizeof value / kAlign; ++i)
+    static_cast<Word<kAlign>*>(to)[i] = reinterpret_cast<const Word<kAlign>*>(&value)[i];
+#else
+  __builtin_memcpy(__builtin_assume_aligned(to, kAlign), &value, sizeof value);
+#endif
+}
+
 // The bounds of a tensor whose header is sound.
 struct Gathered {
   const uint8_t* data;
@@ -23,26 +73,33 @@ struct Gathered {
   TARPEG_HD const uint8_t* pieces() const { return images() + header.count * sizeof(Image); }
   TARPEG_HD Image image(uint32_t index) const {
     Image image;
-    __builtin_memcpy(&image, images() + index * sizeof(Image), sizeof image);
+    read_aligned<kUnit>(images() + index * sizeof(Image), &image);
     return image;
+  }
+  // Image::work.
+  TARPEG_HD uint64_t work_of(uint32_t index) const {
+    uint64_t work;
+    read_aligned<sizeof work>(images() + index * sizeof(Image) + offsetof(Image, work), &work);
+    return work;
   }
   // An empty one if it is not within the tensor.
   TARPEG_HD Piece piece(uint64_t index) const {
     Piece piece;
-    __builtin_memcpy(&piece, pieces() + index * sizeof(Piece), sizeof piece);
+    read_aligned<sizeof(Piece)>(pieces() + index * sizeof(Piece), &piece);
     const uint64_t at = kUnit * piece.at;
     if (at > header.bytes || piece.size > header.bytes - at) return {0, 0};
     return piece;
   }
 };
 
-// Whether a tensor of `bytes` has such a header, for results of `count` images of that size.
+// Whether a tensor of `bytes` has such a header, for results of `count` images of that size. `data`: at a
+// multiple of kUnit.
 TARPEG_HD bool read_header(const uint8_t* data, uint64_t bytes, uint32_t count, uint32_t height,
                            uint32_t width, uint32_t channels, Gathered* all) {
   if (bytes < sizeof(Header)) return false;
   all->data = data;
   Header& header = all->header;
-  __builtin_memcpy(&header, data, sizeof header);
+  read_aligned<kUnit>(data, &header);
   if (header.magic != kMagic || header.version != kVersion || header.bytes != bytes) return false;
   if (header.count != count || header.height != height || header.width != width ||
       header.channels != channels) {
@@ -61,6 +118,7 @@ TARPEG_HD bool read_header(const uint8_t* data, uint64_t bytes, uint32_t count, 
 // The decoded samples of a component: see Plane in jpeg/planes.h.
 struct Plane {
   int across, down;                                    // sampling factors: blocks per MCU
+  int first_unit;                                      // of the blocks of an MCU
   int whole_width, whole_height;                       // of the component in the whole image
   int width, height;                                   // the same, reduced
   int across_by, down_by, side;                        // means; samples of a decoded block in each direction
@@ -69,14 +127,14 @@ struct Plane {
   bool mixes_across, mixes_down;                       // with their neighbours
   int first_row, last_row, first_column, last_column;  // blocks that are decoded
   int top, left, rows, columns;                        // their samples
-  uint64_t coefficients, samples, between;             // in the memory of the image
-
-  TARPEG_HD int block_count() const { return (last_row - first_row + 1) * (last_column - first_column + 1); }
+  uint64_t samples, between;                           // in the memory of the image
 };
 
 // How the result comes from the planes. kCopy: pixels at their own size. kPlanes: Y, Cb and Cr are resampled,
 // then become RGB (Note [planes] in image/resample.h). kRows, kColumns: pixels are resampled, in that order.
 enum class Way { kCopy, kPlanes, kRows, kColumns };
+
+constexpr int kMostUnits = 10;
 
 struct Plan {
   Image image;
@@ -87,9 +145,11 @@ struct Plan {
   int out_rows, out_columns;            // as stored
   int components, wanted;               // in the image; of these that are decoded
   int mcu_rows, mcu_columns, mcu_blocks;
+  uint8_t units[kMostUnits];                           // the component of each block of an MCU
   int first_row, last_row, first_column, last_column;  // MCUs under the box
   int first_tile, tiles;                               // pieces of a row
   uint32_t pieces;
+  int first_mcu, row_mcus;  // of each row of MCUs, whose coefficients are in the memory
   int reduction;
   Box box;  // as stored, reduced
   Way way;
@@ -97,9 +157,11 @@ struct Plan {
   int axis_count;
   AxisPlan axes[6];  // of rows, of columns; in kPlanes of each component that has others than the one before
   int axis_of[3];    // of a component: the number of its axis of rows
-  uint64_t pixels, between;  // in the memory of the image; `between`: not of kPlanes
-  int lines, line;           // numbers between the passes: lines of a channel, numbers of a line
-  uint64_t work;             // bytes
+  // In the memory of the image. `coefficients`: of the blocks in the order of the pieces. `between`: not of
+  // kPlanes.
+  uint64_t coefficients, pixels, between;
+  int lines, line;  // numbers between the passes: lines of a channel, numbers of a line
+  uint64_t work;    // bytes
 
   // Where a pixel of the stored result goes.
   TARPEG_HD uint64_t place(int row, int column) const {
@@ -137,8 +199,13 @@ TARPEG_HD bool plan_frame(Plan* plan, int* most_across, int* most_down) {
   }
   plan->mcu_columns = ceil_div(image.width, 8 * *most_across);
   plan->mcu_rows = ceil_div(image.height, 8 * *most_down);
-  constexpr int kMostBlocks = 10;
-  return plan->mcu_blocks <= kMostBlocks;
+  if (plan->mcu_blocks > kMostUnits) return false;
+  for (int i = 0, unit = 0; i < plan->components; ++i) {
+    plan->planes[i].first_unit = unit;
+    for (int k = 0; k < plan->planes[i].down * plan->planes[i].across; ++k)
+      plan->units[unit++] = static_cast<uint8_t>(i);
+  }
+  return true;
 }
 
 // Frame::is_halved() of jpeg/baseline.cpp.
@@ -203,7 +270,6 @@ TARPEG_HD bool plan_planes(const Box& box, int most_across, int most_down, Plan*
     plane.left = plane.first_column * plane.block_columns;
     plane.rows = (plane.last_row - plane.first_row + 1) * plane.block_rows;
     plane.columns = (plane.last_column - plane.first_column + 1) * plane.block_columns;
-    plane.coefficients = take(&plan->work, sizeof(int16_t) * 64 * static_cast<uint64_t>(plane.block_count()));
   }
   for (int i = 0; i < plan->wanted; ++i) {
     Plane& plane = plan->planes[i];
@@ -300,9 +366,10 @@ TARPEG_HD Box stored_box(const Image& image) {
   return Orientation::from_exif(image.orientation).stored(box_of(image), image.height, image.width);
 }
 
-// The plan of an image whose status is 0, but for where its tables and pieces are. False if the record is
-// impossible.
-TARPEG_HD bool plan_geometry(const Header& header, const Image& image, Plan* plan) {
+// The plan of plan->image, whose status is 0, but for where its tables and pieces are; all else of the plan
+// are zeros before. False if the record is impossible.
+TARPEG_HD bool plan_geometry(const Header& header, Plan* plan) {
+  const Image& image = plan->image;
   const bool is_packed = image.kind == static_cast<uint8_t>(Kind::kPacked);
   if (!is_packed && image.kind != static_cast<uint8_t>(Kind::kSegments)) return false;
   if ((image.components != 1 && image.components != 3) || image.orientation < 1 || image.orientation > 8 ||
@@ -310,8 +377,6 @@ TARPEG_HD bool plan_geometry(const Header& header, const Image& image, Plan* pla
       image.tables > kMostTables) {
     return false;
   }
-  *plan = Plan{};
-  plan->image = image;
   plan->components = image.components;
   plan->turn = Orientation::from_exif(image.orientation);
   plan->filter = static_cast<Filter>(header.filter);
@@ -343,6 +408,11 @@ TARPEG_HD bool plan_geometry(const Header& header, const Image& image, Plan* pla
   plan->tiles = plan->last_column / image.tile - plan->first_tile + 1;
   plan->pieces =
       static_cast<uint32_t>(plan->last_row - plan->first_row + 1) * static_cast<uint32_t>(plan->tiles);
+  const int end = (plan->first_tile + plan->tiles) * image.tile;
+  plan->first_mcu = plan->first_tile * image.tile;
+  plan->row_mcus = least(end, is_packed ? plan->mcu_columns : plan->last_column + 1) - plan->first_mcu;
+  const uint64_t mcus = static_cast<uint64_t>(plan->last_row - plan->first_row + 1) * plan->row_mcus;
+  plan->coefficients = take(&plan->work, sizeof(int16_t) * 64 * mcus * plan->mcu_blocks);
   plan->way = way_of(*plan, box, exact);
   if (plan->way != Way::kPlanes) {
     const uint64_t pixels = static_cast<uint64_t>(plan->box.height) * plan->box.width;
@@ -361,8 +431,9 @@ TARPEG_HD bool has_blocks(const Plan& plan, int number, const Piece& piece) {
 }
 
 // The same; also false if tables or pieces are not within the tensor.
-TARPEG_HD bool plan_image(const Gathered& all, const Image& image, Plan* plan) {
-  if (!plan_geometry(all.header, image, plan)) return false;
+TARPEG_HD bool plan_image(const Gathered& all, Plan* plan) {
+  const Image& image = plan->image;
+  if (!plan_geometry(all.header, plan)) return false;
   const uint64_t bytes = all.header.bytes;
   const uint64_t tables_at = kUnit * image.tables_at, tables = sizeof(Table) * uint64_t{image.tables};
   if (tables_at > bytes || tables > bytes - tables_at) return false;

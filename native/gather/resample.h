@@ -3,7 +3,8 @@
 #include "gather/idct.h"
 
 // From planes to the pixels of the result: the arithmetic of jpeg/color.cpp, image/row_passes.cpp,
-// image/column_pass.cpp and image/pixels.cpp, one number at a time.
+// image/column_pass.cpp and image/pixels.cpp, one line at a
+// time: `begin` and `step` say which of its numbers a thread makes.
 namespace tarpeg::gather {
 
 constexpr int kBlendBits = 7, kMostBetween = 255 << kBlendBits;
@@ -13,11 +14,14 @@ TARPEG_HD int shifted(uint32_t sum, int shift) {
   return within(static_cast<int>(sum) >> shift, -32768, 32767);
 }
 
-// A sample of a plane; of those that are decoded, the next one.
+// Row y of the samples of a plane; of those that are decoded, the next one.
+TARPEG_HD const uint8_t* row_at(const Plane& plane, const uint8_t* memory, int y) {
+  const int row = within(y - plane.top, 0, plane.rows - 1);
+  return memory + plane.samples + static_cast<uint64_t>(row) * plane.columns;
+}
+
 TARPEG_HD int sample_at(const Plane& plane, const uint8_t* memory, int y, int x) {
-  const int row = within(y - plane.top, 0, plane.rows - 1),
-            column = within(x - plane.left, 0, plane.columns - 1);
-  return memory[plane.samples + static_cast<uint64_t>(row) * plane.columns + column];
+  return row_at(plane, memory, y)[within(x - plane.left, 0, plane.columns - 1)];
 }
 
 // Pixel (y, x) of the image in a component: PlaneReader::upsampled() of jpeg/planes.cpp. The image's
@@ -54,20 +58,21 @@ TARPEG_HD Rgb rgb_of(int y, int cb, int cr) {
   return {{clamped(y + cr + red), clamped(y - cr + green), clamped(y + 2 * cb + blue)}};
 }
 
-// Pixel `number` of the reduced box, to a plane of each channel.
-TARPEG_HD void convert_pixel(const Plan& plan, int64_t number, uint8_t* memory) {
-  const int y = plan.box.top + static_cast<int>(number / plan.box.width);
-  const int x = plan.box.left + static_cast<int>(number % plan.box.width);
-  const int luma = upsampled(plan.planes[0], memory, y, x);
+// Pixels of line `line` of the reduced box, to a plane of each channel.
+TARPEG_HD void convert_line(const Plan& plan, int line, int begin, int step, uint8_t* memory) {
+  const int y = plan.box.top + line;
   const int64_t plane = static_cast<int64_t>(plan.box.height) * plan.box.width;
-  uint8_t* const out = memory + plan.pixels + number;
-  if (plan.wanted == 1) {
-    for (int c = 0; c < plan.channels; ++c) out[c * plane] = static_cast<uint8_t>(luma);
-    return;
+  uint8_t* const out = memory + plan.pixels + static_cast<int64_t>(line) * plan.box.width;
+  for (int i = begin; i < plan.box.width; i += step) {
+    const int x = plan.box.left + i, luma = upsampled(plan.planes[0], memory, y, x);
+    if (plan.wanted == 1) {
+      for (int c = 0; c < plan.channels; ++c) out[c * plane + i] = static_cast<uint8_t>(luma);
+      continue;
+    }
+    const Rgb rgb =
+        rgb_of(luma, upsampled(plan.planes[1], memory, y, x), upsampled(plan.planes[2], memory, y, x));
+    for (int c = 0; c < 3; ++c) out[c * plane + i] = rgb.channels[c];
   }
-  const Rgb rgb =
-      rgb_of(luma, upsampled(plan.planes[1], memory, y, x), upsampled(plan.planes[2], memory, y, x));
-  for (int c = 0; c < 3; ++c) out[c * plane] = rgb.channels[c];
 }
 
 // Numbers between the passes of a channel, or of a component of kPlanes: number x of line y.
@@ -79,76 +84,102 @@ TARPEG_HD int16_t* line_at(const Plan& plan, int channel, int y, uint8_t* memory
          before * line;
 }
 
-// How many numbers of a channel are between the passes.
-TARPEG_HD int64_t between_count(const Plan& plan, int channel) {
-  if (plan.way == Way::kPlanes) return static_cast<int64_t>(plan.out_rows) * plan.planes[channel].columns;
-  return static_cast<int64_t>(plan.lines) * plan.line;
+// How many lines of a channel, or of a component of kPlanes, are between the passes.
+TARPEG_HD int line_count(const Plan& plan) { return plan.way == Way::kPlanes ? plan.out_rows : plan.lines; }
+
+// The first pass of resampling in kPlanes, down the columns of a component, kWidth numbers at a time.
+template <int kWidth>
+TARPEG_HD void plane_line(const Plan& plan, int component, int y, int begin, int step, uint8_t* memory) {
+  const Plane& plane = plan.planes[component];
+  const AxisPlan& axis = plan.axes[plan.axis_of[component]];
+  const AxisView rows(axis, memory);
+  const int first = rows.start[y] + (axis.times > 1 ? 0 : plan.box.top), count = rows.counts[y];
+  const int16_t* const weights = rows.weights_of(y);
+  int16_t* const line = line_at(plan, component, y, memory);
+  for (int x = kWidth * begin; x < plane.columns; x += kWidth * step) {
+    int sums[kWidth] = {};
+    for (int tap = 0; tap < count; ++tap) {
+      alignas(kWidth) uint8_t samples[kWidth];
+      const uint8_t* const from = row_at(plane, memory, first + tap) + x;
+      read_aligned<kWidth>(from, &samples);
+      for (int i = 0; i < kWidth; ++i) sums[i] += weights[tap] * (samples[i] - 128);
+    }
+    alignas(2 * kWidth) int16_t numbers[kWidth];
+    for (int i = 0; i < kWidth; ++i) numbers[i] = static_cast<int16_t>(sums[i]);
+    write_aligned<2 * kWidth>(numbers, line + x);
+  }
 }
 
-// The first pass of resampling, of one number.
-TARPEG_HD void first_pass(const Plan& plan, int channel, int64_t number, uint8_t* memory) {
+// The first pass of the numbers of a line between the passes.
+TARPEG_HD void first_pass(const Plan& plan, int channel, int y, int begin, int step, uint8_t* memory) {
   if (plan.way == Way::kPlanes) {
-    const Plane& plane = plan.planes[channel];
-    const AxisPlan& axis = plan.axes[plan.axis_of[channel]];
-    const AxisView rows(axis, memory);
-    const int y = static_cast<int>(number / plane.columns), x = static_cast<int>(number % plane.columns);
-    const int first = rows.start[y] + (axis.times > 1 ? 0 : plan.box.top);
-    const int16_t* const weights = rows.weights_of(y);
-    int sum = 0;
-    for (int tap = 0; tap < rows.counts[y]; ++tap)
-      sum += weights[tap] * (sample_at(plane, memory, first + tap, plane.left + x) - 128);
-    line_at(plan, channel, y, memory)[x] = static_cast<int16_t>(sum);
-    return;
+    return plan.planes[channel].block_columns % 4 == 0 ? plane_line<4>(plan, channel, y, begin, step, memory)
+                                                       : plane_line<1>(plan, channel, y, begin, step, memory);
   }
-  const bool is_rows = plan.way == Way::kRows;
+  const bool is_rows = plan.way == Way::kRows, clamps = is_rounded_between(plan.filter);
   const AxisView axis(plan.axes[is_rows ? 0 : 1], memory);
-  const int y = static_cast<int>(number / plan.line), x = static_cast<int>(number % plan.line);
-  const int output = is_rows ? y : x;
   const int64_t channel_at = static_cast<int64_t>(channel) * plan.box.height * plan.box.width;
   const uint8_t* const pixels = memory + plan.pixels + channel_at;
-  const int16_t* const weights = axis.weights_of(output);
   const int last = (is_rows ? plan.box.height : plan.box.width) - 1;
   const int shift = axis.precision() - kBlendBits;
-  uint32_t sum = 1u << (shift - 1);
-  for (int tap = 0; tap < axis.counts[output]; ++tap) {
-    const int at = within(axis.start[output] + tap, 0, last);
-    const int64_t pixel = is_rows ? static_cast<int64_t>(at) * plan.box.width + x
-                                  : static_cast<int64_t>(y) * plan.box.width + at;
-    sum += static_cast<uint32_t>(weights[tap] * pixels[pixel]);
+  int16_t* const line = line_at(plan, channel, y, memory);
+  for (int x = begin; x < plan.line; x += step) {
+    const int output = is_rows ? y : x, start = axis.start[output], count = axis.counts[output];
+    const int16_t* const weights = axis.weights_of(output);
+    uint32_t sum = 1u << (shift - 1);
+    for (int tap = 0; tap < count; ++tap) {
+      const int at = within(start + tap, 0, last);
+      const int64_t pixel = is_rows ? static_cast<int64_t>(at) * plan.box.width + x
+                                    : static_cast<int64_t>(y) * plan.box.width + at;
+      sum += static_cast<uint32_t>(weights[tap] * pixels[pixel]);
+    }
+    int result = shifted(sum, shift);
+    if (clamps) result = within(result, 0, kMostBetween);
+    line[x] = static_cast<int16_t>(result);
   }
-  int result = shifted(sum, shift);
-  if (is_rounded_between(plan.filter)) result = within(result, 0, kMostBetween);
-  line_at(plan, channel, y, memory)[x] = static_cast<int16_t>(result);
 }
 
-// The second pass, of one number: a level, or a component minus 128 of kBlendBits fractional bits.
-TARPEG_HD int second_pass(const Plan& plan, int channel, int row, int column, uint8_t* memory) {
-  if (plan.way == Way::kColumns) {
-    const AxisView rows(plan.axes[0], memory);
-    const int shift = rows.precision() + kBlendBits;
-    uint32_t sum = 1u << (shift - 1);
-    for (int tap = 0; tap < rows.counts[row]; ++tap) {
-      const int line = within(rows.start[row] + tap, 0, plan.lines - 1);
-      sum += static_cast<uint32_t>(rows.weights_of(row)[tap] * line_at(plan, channel, line, memory)[column]);
-    }
-    return shifted(sum, shift);
-  }
-  const bool is_plane = plan.way == Way::kPlanes;
-  const AxisPlan& axis = plan.axes[is_plane ? plan.axis_of[channel] + 1 : 1];
-  const AxisView columns(axis, memory);
-  int first = columns.start[column], last = plan.line - 1;
-  if (is_plane) {
-    first += (axis.times > 1 ? 0 : plan.box.left) - plan.planes[channel].left;
-    last = plan.planes[channel].columns - 1;
-  }
-  const int shift = columns.precision() + (is_plane ? kPlaneRowBits - kBlendBits : kBlendBits);
-  const int16_t* const line = line_at(plan, channel, row, memory);
-  const int16_t* const weights = columns.weights_of(column);
+// The second pass of kColumns, of one number: a level.
+TARPEG_HD int level_down(const Plan& plan, const AxisView& rows, int channel, int row, int column,
+                         uint8_t* memory) {
+  const int shift = rows.precision() + kBlendBits, start = rows.start[row], count = rows.counts[row];
+  const int16_t* const weights = rows.weights_of(row);
   uint32_t sum = 1u << (shift - 1);
-  for (int tap = 0; tap < columns.counts[column]; ++tap)
-    sum += static_cast<uint32_t>(weights[tap] * line[within(first + tap, 0, last)]);
+  for (int tap = 0; tap < count; ++tap) {
+    const int line = within(start + tap, 0, plan.lines - 1);
+    sum += static_cast<uint32_t>(weights[tap] * line_at(plan, channel, line, memory)[column]);
+  }
   return shifted(sum, shift);
 }
+
+// The second pass along a line of numbers, of one output.
+struct Across {
+  AxisView columns;
+  int first, last, shift;
+
+  // Of a channel in kRows.
+  TARPEG_HD Across(const Plan& plan, const AxisPlan& axis, uint8_t* memory)
+      : columns(axis, memory), first(0), last(plan.line - 1), shift(columns.precision() + kBlendBits) {}
+  // Of a component in kPlanes.
+  TARPEG_HD Across(const Plan& plan, const AxisPlan& axis, const Plane& plane, uint8_t* memory)
+      : columns(axis, memory),
+        first((axis.times > 1 ? 0 : plan.box.left) - plane.left),
+        last(plane.columns - 1),
+        shift(columns.precision() + kPlaneRowBits - kBlendBits) {}
+  // A level, or a component minus 128 of kBlendBits fractional bits, from each of the lines.
+  template <int kLines>
+  TARPEG_HD void at(int column, const int16_t* const (&lines)[kLines], int (&results)[kLines]) const {
+    const int start = first + columns.start[column], count = columns.counts[column];
+    const int16_t* const weights = columns.weights_of(column);
+    uint32_t sums[kLines];
+    for (uint32_t& sum : sums) sum = 1u << (shift - 1);
+    for (int tap = 0; tap < count; ++tap) {
+      const int weight = weights[tap], x = within(start + tap, 0, last);
+      for (int i = 0; i < kLines; ++i) sums[i] += static_cast<uint32_t>(weight * lines[i][x]);
+    }
+    for (int i = 0; i < kLines; ++i) results[i] = shifted(sums[i], shift);
+  }
+};
 
 // Note [planes] in image/resample.h.
 TARPEG_HD Rgb rgb_of_planes(int y, int cb, int cr) {
@@ -161,24 +192,70 @@ TARPEG_HD Rgb rgb_of_planes(int y, int cb, int cr) {
            level(y + cb + scaled(cb, kBlue))}};
 }
 
-// A pixel of the stored result, to its place.
-TARPEG_HD void put_pixel(const Plan& plan, int row, int column, uint8_t* memory, uint8_t* out) {
-  uint8_t* const to = out + plan.place(row, column);
-  if (plan.way == Way::kPlanes) {
-    const Rgb rgb =
-        rgb_of_planes(second_pass(plan, 0, row, column, memory), second_pass(plan, 1, row, column, memory),
-                      second_pass(plan, 2, row, column, memory));
-    for (int c = 0; c < 3; ++c) to[c] = rgb.channels[c];
-    return;
+// Rows whose outputs share their weights.
+constexpr int kRowsAtOnce = 2;
+
+TARPEG_HD void put_planes(const Plan& plan, int row, int begin, int step, uint8_t* memory, uint8_t* out) {
+  const Across luma(plan, plan.axes[plan.axis_of[0] + 1], plan.planes[0], memory);
+  // Cb and Cr may have other sampling factors.
+  const Across blue(plan, plan.axes[plan.axis_of[1] + 1], plan.planes[1], memory);
+  const Across red(plan, plan.axes[plan.axis_of[2] + 1], plan.planes[2], memory);
+  const bool are_equal = plan.axis_of[1] == plan.axis_of[2] && plan.planes[1].left == plan.planes[2].left &&
+                         plan.planes[1].columns == plan.planes[2].columns;
+  const int16_t *lumas[kRowsAtOnce], *blues[kRowsAtOnce], *reds[kRowsAtOnce], *colours[2 * kRowsAtOnce];
+  for (int i = 0; i < kRowsAtOnce; ++i) {
+    const int here = least(row + i, plan.out_rows - 1);
+    lumas[i] = line_at(plan, 0, here, memory);
+    colours[i] = blues[i] = line_at(plan, 1, here, memory);
+    colours[kRowsAtOnce + i] = reds[i] = line_at(plan, 2, here, memory);
   }
-  const int64_t plane = static_cast<int64_t>(plan.box.height) * plan.box.width;
-  for (int c = 0; c < plan.channels; ++c) {
-    if (plan.way == Way::kCopy) {
-      to[c] = memory[plan.pixels + c * plane + static_cast<int64_t>(row) * plan.box.width + column];
+  for (int column = begin; column < plan.out_columns; column += step) {
+    int y[kRowsAtOnce], c[2 * kRowsAtOnce];
+    luma.at(column, lumas, y);
+    if (are_equal) {
+      blue.at(column, colours, c);
     } else {
-      to[c] = clamped(second_pass(plan, c, row, column, memory));
+      int cb[kRowsAtOnce], cr[kRowsAtOnce];
+      blue.at(column, blues, cb);
+      red.at(column, reds, cr);
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        c[i] = cb[i];
+        c[kRowsAtOnce + i] = cr[i];
+      }
+    }
+    for (int i = 0; i < kRowsAtOnce && row + i < plan.out_rows; ++i) {
+      const Rgb rgb = rgb_of_planes(y[i], c[i], c[kRowsAtOnce + i]);
+      uint8_t* const to = out + plan.place(row + i, column);
+      for (int k = 0; k < 3; ++k) to[k] = rgb.channels[k];
     }
   }
+}
+
+TARPEG_HD void put_levels(const Plan& plan, int row, int begin, int step, uint8_t* memory, uint8_t* out) {
+  const int64_t plane = static_cast<int64_t>(plan.box.height) * plan.box.width;
+  const uint8_t* const pixels = memory + plan.pixels + static_cast<int64_t>(row) * plan.box.width;
+  for (int column = begin; column < plan.out_columns; column += step) {
+    uint8_t* const to = out + plan.place(row, column);
+    for (int c = 0; c < plan.channels; ++c) {
+      if (plan.way == Way::kCopy) {
+        to[c] = pixels[c * plane + column];
+      } else if (plan.way == Way::kColumns) {
+        to[c] = clamped(level_down(plan, AxisView(plan.axes[0], memory), c, row, column, memory));
+      } else {
+        const int16_t* const line[1] = {line_at(plan, c, row, memory)};
+        int level[1];
+        Across(plan, plan.axes[1], memory).at(column, line, level);
+        to[c] = clamped(level[0]);
+      }
+    }
+  }
+}
+
+// Pixels of kRowsAtOnce rows of the stored result, to their places.
+TARPEG_HD void put_pixels(const Plan& plan, int row, int begin, int step, uint8_t* memory, uint8_t* out) {
+  if (plan.way == Way::kPlanes) return put_planes(plan, row, begin, step, memory, out);
+  for (int i = row; i < least(row + kRowsAtOnce, plan.out_rows); ++i)
+    put_levels(plan, i, begin, step, memory, out);
 }
 
 }  // namespace tarpeg::gather

@@ -2,56 +2,50 @@
 
 #include "gather/entropy.h"
 
-// A packed tile: see Note [packed tiles] in jpeg/packed_tile.h. In steps whose blocks do not depend on each
-// other, with sums over the blocks between them: a warp has a tile.
+// A packed tile: see Note [packed tiles] in jpeg/packed_tile.h. One thread finds its blocks, which do not
+// depend on each other then.
 namespace tarpeg::gather {
 
-constexpr int kMostBlocks = 256;  // of a tile
-
-// Of the blocks of a tile in the order of its masks: all of a component, then those of the next.
-struct TileState {
-  uint64_t masks[kMostBlocks];
-  uint16_t codes[kMostBlocks];  // first: where the mask begins, in units of four bits; then: the values
-  uint16_t bytes[kMostBlocks];  // escaped values before it
-  uint16_t wides[kMostBlocks];  // values of two bytes before it
-  int16_t dc[kMostBlocks];      // differences
-  uint32_t nibbles_at, bytes_at, wides_at;  // streams, in bytes
-};
-
-// The bytes of a piece; zeros follow its end.
-struct Bytes {
+// The bytes of a piece, which begin at a multiple of four; zeros follow its end. Positions in units of four
+// bits, of which the lower ones of a byte come first.
+struct Nibbles {
   const uint8_t* data;
-  uint32_t size;
+  uint32_t size;  // in bytes
 
-  TARPEG_HD uint32_t operator[](uint64_t at) const { return at < size ? data[at] : 0u; }
-  TARPEG_HD int nibble(uint64_t begin, uint32_t index) const {
-    return static_cast<int>((*this)[begin + index / 2] >> (4 * (index & 1)) & 15);
+  TARPEG_HD uint32_t byte(uint32_t at) const { return at < size ? data[at] : 0u; }
+  // The eight from a multiple of eight on.
+  TARPEG_HD uint32_t word(uint32_t at) const {
+    uint32_t bytes = 0;
+    const uint32_t first = at / 2;
+    if (first + 4 <= size) {
+      read_aligned<4>(data + first, &bytes);
+    } else {
+      for (uint32_t i = 0; i < 4; ++i) bytes |= byte(first + i) << (8 * i);
+    }
+    return bytes;
   }
-  TARPEG_HD int half(uint64_t at) const { return static_cast<int16_t>((*this)[at] | (*this)[at + 1] << 8); }
+  // The eight from `at` on.
+  TARPEG_HD uint32_t eight(uint32_t at) const {
+    const uint64_t both = word(at / 8 * 8) | static_cast<uint64_t>(word(at / 8 * 8 + 8)) << 32;
+    return static_cast<uint32_t>(both >> (4 * (at % 8)));
+  }
+  TARPEG_HD uint32_t one(uint32_t at) const { return byte(at / 2) >> (4 * (at % 2)) & 15; }
+  // The sum of what `count_in` returns for the next `count`, in words of eight; `rest` is what words end
+  // with.
+  template <class CountIn>
+  TARPEG_HD uint32_t sum(uint32_t at, uint32_t count, uint32_t rest, const CountIn& count_in) const {
+    uint32_t sum = 0;
+    for (; count >= 8; count -= 8, at += 8) sum += count_in(eight(at));
+    const uint32_t valid = (1u << (4 * count)) - 1;
+    return sum + count_in((eight(at) & valid) | (rest & ~valid));
+  }
 };
 
-struct Tile {
-  Bytes bytes;
-  int row, first_mcu, mcus, blocks;
-  uint32_t head;
-};
-
-TARPEG_HD Tile tile_of(const Gathered& all, const Plan& plan, int index) {
-  const Piece piece = all.piece(plan.image.first_piece + static_cast<uint64_t>(index));
-  const int number = plan.first_tile + index % plan.tiles;
-  Tile tile{{all.data + kUnit * piece.at, piece.size}, plan.first_row + index / plan.tiles, 0, 0, 0, 0};
-  tile.first_mcu = number * plan.image.tile;
-  tile.mcus = plan.tile_mcus(number);
-  tile.blocks = tile.mcus * plan.mcu_blocks;
-  for (int i = 0; i < plan.components; ++i) tile.head += plan.image.dc_bytes[i];
-  return tile;
-}
-
-TARPEG_HD int count_bits(uint64_t mask) {
+TARPEG_HD uint32_t count_bits(uint32_t word) {
 #if defined(__CUDA_ARCH__)
-  return __popcll(mask);
+  return static_cast<uint32_t>(__popc(word));
 #else
-  return __builtin_popcountll(mask);
+  return static_cast<uint32_t>(__builtin_popcount(word));
 #endif
 }
 
@@ -63,145 +57,141 @@ TARPEG_HD int lowest_bit(uint64_t mask) {
 #endif
 }
 
-TARPEG_HD uint16_t mask_nibbles(const Tile& tile, int block) {
-  const int code = tile.bytes.nibble(tile.head, static_cast<uint32_t>(block));
-  return static_cast<uint16_t>(code == 15 ? 16 : code);
+// Of eight codes: how many nibbles their masks have; code 15 stands for 16.
+TARPEG_HD uint32_t mask_lengths(uint32_t codes) {
+  const uint32_t bytes = (codes & 0x0F0F0F0F) + (codes >> 4 & 0x0F0F0F0F);
+  const uint32_t ones = codes & codes >> 1 & codes >> 2 & codes >> 3 & 0x11111111;
+  return (bytes * 0x01010101 >> 24) + count_bits(ones);
 }
 
-// Replaces numbers by the sums of those before them; returns the sum of all.
-TARPEG_HD uint32_t sum_up(uint16_t* numbers, int count) {
-  uint32_t sum = 0;
-  for (int i = 0; i < count; ++i) {
-    const uint32_t number = numbers[i];
-    numbers[i] = static_cast<uint16_t>(sum);
-    sum += number;
-  }
-  return sum;
+TARPEG_HD uint32_t zero_nibbles(uint32_t word) {
+  word |= word >> 1;
+  word |= word >> 2;
+  return count_bits(~word & 0x11111111);
 }
 
-// Step 1, of a block.
-TARPEG_HD void find_length(const Tile& tile, int block, TileState* state) {
-  state->codes[block] = mask_nibbles(tile, block);
-}
-// Step 2, of a tile.
-TARPEG_HD void find_masks(const Tile& tile, TileState* state) {
-  const uint32_t lengths = static_cast<uint32_t>(tile.blocks + 1) / 2;
-  const uint32_t nibbles = sum_up(state->codes, tile.blocks);
-  state->nibbles_at = tile.head + lengths + (nibbles + 1) / 2;
-}
-// Step 3, of a block.
-TARPEG_HD void read_mask(const Tile& tile, int block, TileState* state) {
-  const uint32_t masks_at = tile.head + static_cast<uint32_t>(tile.blocks + 1) / 2;
-  const uint32_t first = state->codes[block];
-  uint64_t mask = 0;
-  const int length = mask_nibbles(tile, block);
-  for (int i = 0; i < length; ++i) {
-    mask |= static_cast<uint64_t>(tile.bytes.nibble(masks_at, first + static_cast<uint32_t>(i))) << (4 * i);
-  }
-  state->masks[block] = mask;
-  state->codes[block] = static_cast<uint16_t>(count_bits(mask));
-}
-// Step 4, of a tile.
-TARPEG_HD void find_values(const Tile& tile, TileState* state) {
-  const uint32_t values = sum_up(state->codes, tile.blocks);
-  state->bytes_at = state->nibbles_at + (values + 1) / 2;
-}
-// Step 5, of a block.
-TARPEG_HD void count_escapes(const Tile& tile, int block, TileState* state) {
-  const int count = count_bits(state->masks[block]);
-  uint16_t escapes = 0;
-  for (int i = 0; i < count; ++i)
-    escapes += tile.bytes.nibble(state->nibbles_at, state->codes[block] + static_cast<uint32_t>(i)) == 0;
-  state->bytes[block] = escapes;
-  state->wides[block] = escapes;
-}
-// Step 6, of a tile.
-TARPEG_HD void find_bytes(const Tile& tile, TileState* state) {
-  state->wides_at = state->bytes_at + sum_up(state->bytes, tile.blocks);
-}
-// Step 7, of a block.
-TARPEG_HD void count_wides(const Tile& tile, int block, TileState* state) {
-  const uint32_t begin = state->bytes_at + state->bytes[block];
-  uint16_t wides = 0;
-  for (uint32_t i = 0; i < state->wides[block]; ++i) wides += tile.bytes[begin + i] == 0x80;
-  state->wides[block] = wides;
-}
-// Step 8, of a tile. False if it does not end in the last `unit` bytes.
-TARPEG_HD bool find_wides(const Plan& plan, const Tile& tile, TileState* state) {
-  const uint32_t end = state->wides_at + 2 * sum_up(state->wides, tile.blocks);
-  return end <= tile.bytes.size && tile.bytes.size - end < (1u << plan.image.unit);
+// Of four bytes: how many are `kWide`.
+constexpr uint32_t kWide = 0x80;
+TARPEG_HD uint32_t wide_bytes(uint32_t word) {
+  word ^= kWide * 0x01010101;
+  return count_bits(~(((word & 0x7F7F7F7F) + 0x7F7F7F7F) | word) & 0x80808080);
 }
 
-// A block of a tile: its component, and which of its component's.
-struct BlockPlace {
-  int component, number;
+// Where the streams of a tile begin, all but the last two in nibbles.
+struct Streams {
+  uint32_t lengths, masks, codes, bytes, wides;
 };
-TARPEG_HD BlockPlace place_of(const Plan& plan, const Tile& tile, int block) {
-  int component = 0;
-  for (; component + 1 < plan.components; ++component) {
-    const int count = tile.mcus * plan.planes[component].across * plan.planes[component].down;
-    if (block < count) break;
-    block -= count;
-  }
-  return {component, block};
-}
-TARPEG_HD int16_t* block_of(const Plan& plan, const Tile& tile, int block, uint8_t* memory) {
-  const BlockPlace place = place_of(plan, tile, block);
-  if (place.component >= plan.wanted) return nullptr;
-  const Plane& plane = plan.planes[place.component];
-  const int of_mcu = plane.across * plane.down, mcu = place.number / of_mcu, k = place.number % of_mcu;
-  return block_at(plane, tile.row * plane.down + k / plane.across,
-                  (tile.first_mcu + mcu) * plane.across + k % plane.across, memory);
+
+// False if the tile does not end in the last `unit` bytes.
+TARPEG_HD bool find_streams(const Nibbles& tile, int blocks, uint32_t head, uint32_t unit, Streams* found) {
+  const auto whole = [](uint32_t nibbles) { return (nibbles + 1) / 2 * 2; };
+  const uint32_t count = static_cast<uint32_t>(blocks);
+  if (tile.size < head) return false;
+  found->lengths = 2 * head;
+  found->masks = found->lengths + whole(count);
+  const uint32_t nibbles = tile.sum(found->lengths, count, 0, mask_lengths);
+  found->codes = found->masks + whole(nibbles);
+  const uint32_t values = tile.sum(found->masks, nibbles, 0, count_bits);
+  found->bytes = (found->codes + whole(values)) / 2;
+  const uint32_t escaped = tile.sum(found->codes, values, ~0u, zero_nibbles);
+  found->wides = found->bytes + escaped;
+  const uint32_t end = found->wides + 2 * tile.sum(2 * found->bytes, 2 * escaped, 0, wide_bytes);
+  return end <= tile.size && tile.size - end < unit;
 }
 
-// Step 9, of a block: its coefficients, the first of which is a difference.
-TARPEG_HD void place_values(const Plan& plan, const Tile& tile, int block, const uint8_t* zigzag,
-                            TileState* state, uint8_t* memory) {
-  int16_t* const out = block_of(plan, tile, block, memory);
-  const uint64_t mask = state->masks[block];
-  state->dc[block] = 0;
-  if (out != nullptr) clear_block(out);
-  if (out == nullptr && (mask & 1) == 0) return;
-  uint32_t code = state->codes[block], byte = state->bytes_at + state->bytes[block];
-  uint32_t wide = state->wides_at + 2u * state->wides[block];
-  for (uint64_t left = mask; left != 0; left &= left - 1) {
-    int value = (tile.bytes.nibble(state->nibbles_at, code++) ^ 8) - 8;
-    if (value == 0) {
-      value = static_cast<int8_t>(tile.bytes[byte++]);
-      if (value == -128) {
-        value = tile.bytes.half(wide);
-        wide += 2;
-      }
+constexpr int kMostTileBlocks = 256;
+
+struct Tile {
+  Nibbles bytes;
+  int row, first_mcu, mcus, blocks;
+};
+
+TARPEG_HD Tile tile_of(const Gathered& all, const Plan& plan, int index) {
+  const Piece piece = all.piece(plan.image.first_piece + static_cast<uint64_t>(index));
+  const int number = plan.first_tile + index % plan.tiles, mcus = plan.tile_mcus(number);
+  return {{all.data + kUnit * piece.at, piece.size},
+          plan.first_row + index / plan.tiles,
+          number * plan.image.tile,
+          mcus,
+          mcus * plan.mcu_blocks};
+}
+
+// Of a block: its mask, where its values begin in each stream, and its DC value.
+struct BlockValues {
+  uint64_t mask;
+  uint32_t code;
+  uint16_t byte, wide;
+  int16_t dc;
+};
+
+// The next value of a block, at `codes`, eight of which `held` are. A tile has less than 64 KB.
+TARPEG_HD int next_value(const Nibbles& tile, uint32_t held, BlockValues* at) {
+  int value = (static_cast<int>(held >> (4 * (at->code++ % 8)) & 15) ^ 8) - 8;
+  if (value == 0) {
+    value = static_cast<int8_t>(tile.byte(at->byte++));
+    if (value == -128) {
+      value = static_cast<int16_t>(tile.byte(at->wide) | tile.byte(at->wide + 1u) << 8);
+      at->wide = static_cast<uint16_t>(at->wide + 2);
     }
-    const int k = lowest_bit(left);
-    if (k == 0) state->dc[block] = static_cast<int16_t>(value);
-    if (out == nullptr) return;
-    out[zigzag[k]] = static_cast<int16_t>(value);
   }
+  return value;
 }
 
-// Step 10, of a component.
-TARPEG_HD void sum_differences(const Plan& plan, const Tile& tile, int component, TileState* state) {
-  uint32_t at = 0;
-  int first = 0;
-  for (int i = 0; i < component; ++i) {
-    at += plan.image.dc_bytes[i];
-    first += tile.mcus * plan.planes[i].across * plan.planes[i].down;
+// The blocks of a tile, all of a component, then those of the next; without values if the tile is damaged,
+// for which it returns false.
+TARPEG_HD bool find_blocks(const Plan& plan, const Tile& tile, BlockValues* blocks) {
+  uint32_t head = 0, dc_at = 0;
+  for (int i = 0; i < plan.components; ++i) head += plan.image.dc_bytes[i];
+  Streams at;
+  if (!find_streams(tile.bytes, tile.blocks, head, 1u << plan.image.unit, &at)) {
+    for (int i = 0; i < tile.blocks; ++i) blocks[i] = {};
+    return false;
   }
-  const int count = tile.mcus * plan.planes[component].across * plan.planes[component].down;
-  int dc = tile.bytes.half(at);
-  if (plan.image.dc_bytes[component] == 1) dc = static_cast<int8_t>(tile.bytes[at]);
-  for (int i = first; i < first + count; ++i) {
-    dc = static_cast<int16_t>(dc + state->dc[i]);
-    state->dc[i] = static_cast<int16_t>(dc);
+  BlockValues next{0, at.codes, static_cast<uint16_t>(at.bytes), static_cast<uint16_t>(at.wides), 0};
+  for (int component = 0; component < plan.wanted; ++component) {
+    next.dc = static_cast<int16_t>(tile.bytes.byte(dc_at) | tile.bytes.byte(dc_at + 1) << 8);
+    if (plan.image.dc_bytes[component] == 1) next.dc = static_cast<int8_t>(next.dc);
+    dc_at += plan.image.dc_bytes[component];
+    const int count = tile.mcus * plan.planes[component].down * plan.planes[component].across;
+    for (int i = 0; i < count; ++i) {
+      const uint32_t code = tile.bytes.one(at.lengths++), length = code == 15 ? 16 : code;
+      next.mask = tile.bytes.eight(at.masks) | static_cast<uint64_t>(tile.bytes.eight(at.masks + 8)) << 32;
+      if (length < 16) next.mask &= (uint64_t{1} << (4 * length)) - 1;
+      at.masks += length;
+      if ((next.mask & 1) != 0) {
+        BlockValues first = next;
+        next.dc = static_cast<int16_t>(next.dc +
+                                       next_value(tile.bytes, tile.bytes.word(first.code / 8 * 8), &first));
+      }
+      *blocks++ = next;
+      const uint32_t values =
+          count_bits(static_cast<uint32_t>(next.mask)) + count_bits(static_cast<uint32_t>(next.mask >> 32));
+      const uint32_t escaped = tile.bytes.sum(next.code, values, ~0u, zero_nibbles);
+      const uint32_t wides = tile.bytes.sum(2u * next.byte, 2 * escaped, 0, wide_bytes);
+      next.code += values;
+      next.byte = static_cast<uint16_t>(next.byte + escaped);
+      next.wide = static_cast<uint16_t>(next.wide + 2 * wides);
+    }
   }
+  return true;
 }
 
-// Step 11, of a block.
-TARPEG_HD void place_dc(const Plan& plan, const Tile& tile, int block, const TileState& state,
-                        uint8_t* memory) {
-  int16_t* const out = block_of(plan, tile, block, memory);
-  if (out != nullptr) out[0] = state.dc[block];
+// The coefficients of block `number` of a tile that find_blocks() found.
+TARPEG_HD void place_values(const Plan& plan, const Tile& tile, int number, BlockValues values,
+                            uint8_t* memory) {
+  int16_t* const block = first_block(plan, tile.row, tile.first_mcu, memory) + 64 * number;
+  clear_block(block);
+  uint32_t held = tile.bytes.word(values.code / 8 * 8);
+  for (uint64_t left = values.mask; left != 0; left &= left - 1) {
+    block[lowest_bit(left)] = static_cast<int16_t>(next_value(tile.bytes, held, &values));
+    if (values.code % 8 == 0) held = tile.bytes.word(values.code);
+  }
+  block[0] = values.dc;
+}
+
+// How many blocks of a tile find_blocks() finds.
+TARPEG_HD int wanted_blocks(const Plan& plan, const Tile& tile) {
+  return plan.wanted == plan.components ? tile.blocks : tile.mcus * plan.planes[plan.wanted].first_unit;
 }
 
 }  // namespace tarpeg::gather

@@ -45,6 +45,17 @@ inline void check_box(Status status, int64_t index, const Box& box, const Header
                   header.upright_width());
 }
 
+// The first image of each chunk of a gathered batch; none: all images are one chunk.
+inline void check_chunks(const std::vector<int64_t>& chunks, int64_t count) {
+  int64_t before = -1;
+  for (const int64_t first : chunks) {
+    STD_TORCH_CHECK(first > before && first < count && (before >= 0 || first == 0), "chunks has ", first,
+                    " after ", before, ": the numbers of images must ascend from 0 to less than ", count,
+                    ", as gather_tiles of this version returned them");
+    before = first;
+  }
+}
+
 // Raises what is not the file's fault.
 inline void check_status(Status status) {
   STD_TORCH_CHECK(status != Status::kOutOfMemory && status != Status::kOtherLibrary, describe(status),
@@ -65,11 +76,13 @@ inline Number number_of(ScalarType type, const char* name) {
   return Number::kBFloat16;
 }
 
-// A new uint8 or int32 tensor on the CPU, by default of images; strides in elements.
+// A new uint8, int32 or int64 tensor on the CPU, by default of images; strides in elements.
 inline Tensor new_images(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                          ScalarType type = ScalarType::Byte) {
   AtenTensorHandle handle;
-  const int32_t dtype = type == ScalarType::Byte ? aoti_torch_dtype_uint8() : aoti_torch_dtype_int32();
+  int32_t dtype = aoti_torch_dtype_uint8();
+  if (type == ScalarType::Int) dtype = aoti_torch_dtype_int32();
+  if (type == ScalarType::Long) dtype = aoti_torch_dtype_int64();
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
                                                   strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
                                                   &handle));

@@ -1,5 +1,6 @@
 #include <cstring>
 #include <tuple>
+#include <vector>
 
 #include "gather/decode.h"
 #include "ops/checks.h"
@@ -9,7 +10,8 @@ namespace tarpeg {
 namespace {
 
 std::tuple<Tensor, Tensor> decode_gathered(Tensor data, int64_t count, int64_t height, int64_t width,
-                                           int64_t channels, int64_t, int64_t threads) {
+                                           int64_t channels, int64_t, std::vector<int64_t> chunks,
+                                           int64_t threads) {
   STD_TORCH_CHECK(
       data.is_cpu() && data.scalar_type() == ScalarType::Byte && data.dim() == 1 && data.is_contiguous(),
       "data must be a contiguous uint8 tensor [n] on the CPU");
@@ -17,6 +19,7 @@ std::tuple<Tensor, Tensor> decode_gathered(Tensor data, int64_t count, int64_t h
   STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(bytes) % gather::kUnit == 0,
                   "data must begin at a multiple of ", gather::kUnit, " bytes");
   STD_TORCH_CHECK(channels == 1 || channels == 3, "channels must be 1 or 3, got ", channels);
+  check_chunks(chunks, count);  // only devices have memory for several images
   check_size(height, "height");
   check_size(width, "width");
   gather::Gathered all;

@@ -1,16 +1,15 @@
-#include "ops/checks.h"
+#include "ops/files.h"
 
 namespace tarpeg {
 namespace {
 
-Tensor image_sizes(std::vector<Tensor> jpegs) {
-  const int64_t count = static_cast<int64_t>(jpegs.size());
+Tensor image_sizes(std::vector<Tensor> jpegs, std::optional<Tensor> places) {
+  const std::vector<FileBytes> files = files_of(jpegs, places, "jpegs");
+  const int64_t count = static_cast<int64_t>(files.size());
   Tensor sizes = new_images({count, 2}, {2, 1}, ScalarType::Int);
   int32_t* out = sizes.mutable_data_ptr<int32_t>();
   for (int64_t i = 0; i < count; ++i) {
-    check_bytes(jpegs[i], "jpegs", i);
-    const Header header =
-        read_header(jpegs[i].const_data_ptr<uint8_t>(), static_cast<size_t>(jpegs[i].numel()));
+    const Header header = read_header(files[i].data, files[i].size);
     const bool known = header.status == Status::kOk;
     out[2 * i] = known ? header.upright_height() : 0;
     out[2 * i + 1] = known ? header.upright_width() : 0;

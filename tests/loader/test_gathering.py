@@ -26,6 +26,8 @@ from tarpeg import (
 )
 from tarpeg.loader import gathering
 from tarpeg.loader.arrivals import GatheredImages
+from tarpeg.ops import gather
+from tarpeg.shards.mapped import Shards
 
 HERE = {"workers": 0, "threads": 0}
 CROPS = {
@@ -88,6 +90,54 @@ def test_nothing_is_decoded_by_the_worker(cache):
             assert isinstance(batch.image, GatheredImages) and len(batch.image) == len(batch.label)
             assert batch.image.pieces.rows == [] and batch.image.pixels == []
             assert 0 < len(batch.image.data) < 100_000
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_chunks_come_with_the_tiles(cache, workers, monkeypatch):
+    monkeypatch.setattr(gather, "_BUDGET", 10_000)
+    options = {"workers": workers, "threads": 0, **CROPS["views"]}
+    for batch in gathered_batches(cache, **options):
+        for piece, shape in zip(batch.image.pieces.places, batch.image.shapes, strict=True):
+            images = np.prod(shape[:-3])
+            assert piece.chunks[0] == 0 and 1 < len(piece.chunks) <= images and piece.work > 0
+    expected, found = both(cache, **options)
+    assert found == expected
+
+
+class Own(tarpeg.Source):
+    """Samples of shards, each image in memory of its own."""
+
+    def __init__(self, paths):
+        self.shards = Shards(paths)
+
+    def __len__(self):
+        return len(self.shards)
+
+    def keys(self, ids):
+        return self.shards.keys(ids)
+
+    def members(self, ids, extension):
+        return self.shards.members(ids, extension)
+
+    def extensions(self, id):
+        return self.shards.extensions(id)
+
+
+class Reversed(Shards):
+    """Shards with the images of other samples."""
+
+    def images(self, ids, *, check=True):
+        return super().images(len(self) - 1 - np.asarray(ids), check=check)
+
+    def sizes(self, ids):
+        return super().sizes(len(self) - 1 - np.asarray(ids))
+
+
+@pytest.mark.parametrize("kind", [Own, Reversed])
+def test_the_images_are_those_of_a_source_of_the_user(tiled, kind):
+    expected, found = both(kind(sorted(tiled.glob("*.tar"))), **HERE)
+    assert found == expected
+    assert (found == both(tiled, **HERE)[0]) == (kind is Own)
 
 
 def test_it_goes_on_after_a_resume(tiled):

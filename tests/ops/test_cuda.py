@@ -31,7 +31,7 @@ from helpers.pictures import (
 )
 from helpers.scripts import PATHS, run_python, write_program
 from tarpeg.errors import BuildError
-from tarpeg.ops import compiler, library, matrices as mx
+from tarpeg.ops import compiler, gather, library, matrices as mx
 from tarpeg.ops.programs import Op
 
 HERE = Path(__file__).parent
@@ -156,6 +156,13 @@ def in_one_call(device: str, size: tuple[int, int], seed: int):
         yield (order, dtype, number), result.cpu()
 
 
+def with_budget(budget: int, *arguments: object, **options: object) -> tarpeg.Gathered:
+    """gather_tiles() with so many bytes of memory for a chunk of images."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gather, "_BUDGET", budget)
+        return tarpeg.gather_tiles(*arguments, **options)
+
+
 def gathered(device: str):
     """Images and statuses of decode_gathered for every way from tiles to pixels, also damaged, on the CPU."""
     sources = [tensor(jpeg(kind, 61, 93, seed)) for seed, kind in enumerate(("420", "411", "440", "gray"))]
@@ -165,15 +172,56 @@ def gathered(device: str):
     flip = torch.arange(len(files)) % 3 == 0
     methods = (("bilinear", "fast"), ("bilinear", "exact"), ("bicubic", "exact"), ("lanczos", "fast"))
     sizes = ((13, 31), (40, 70), (5, 8))  # of (5, 8) means are resampled
-    for size, channels, (method, fidelity) in itertools.product(sizes, (1, 3), methods):
+    cases = itertools.product(sizes, (1, 3), methods)
+    # In one chunk, in some, and each image alone.
+    for (size, channels, (method, fidelity)), budget in zip(cases, itertools.cycle((1 << 28, 1 << 17, 1))):
         options = {"interpolation": method, "fidelity": fidelity, "channels": channels}
-        found = tarpeg.gather_tiles(files, boxes, size, flip, **options)
+        found = with_budget(budget, files, boxes, size, flip, **options)
         broken = found.data.clone()
         for number, at in enumerate(torch.linspace(64, len(broken) - 65, 9).long().tolist()):
             broken[at] ^= 1 << number % 8
         for data in (found.data, broken):
             images, status = tarpeg.decode_gathered(found._replace(data=data.to(device)))
             yield (size, options), torch.cat([images.flatten(), status.byte()]).cpu()
+
+
+def check_memory_of_chunks(device: str) -> None:
+    """No image gets the memory of another, or memory that is not there."""
+    file = tarpeg.pack_jpeg(tensor(jpeg("420", 61, 93)), 16)
+    boxes = torch.tensor([[3, 5, 40, 70]] * 6, dtype=torch.int32)
+    expected, _ = tarpeg.decode_batch([file] * 6, boxes, 20)
+    alone = with_budget(1, [file], boxes[:1], 20).work
+    one = with_budget(6 * alone, [file] * 6, boxes, 20)
+    assert one.chunks == (0,) and alone * 6 <= one.work < alone * 7
+    some = with_budget(2 * alone, [file] * 6, boxes, 20)
+    assert some.chunks == (0, 2, 4)
+
+    def damaged(data: torch.Tensor, given: tarpeg.Gathered, **changed: object) -> list[int]:
+        found, status = tarpeg.decode_gathered(given._replace(data=data.to(device), **changed))
+        is_good = status == 0
+        assert torch.equal(found[is_good].cpu(), expected[is_good.cpu()]) and not found[~is_good].any()
+        assert is_good.logical_or(status == tarpeg.Status.CORRUPT).all()
+        return [int(not each) for each in is_good.tolist()]
+
+    assert damaged(one.data, one) == damaged(some.data, some) == [0] * 6
+    # Of each chunk only the images whose memory ends within it are decoded, and before that of the next.
+    assert damaged(one.data, one, work=4 * alone) == [0, 0, 0, 0, 1, 1]
+    assert damaged(one.data, one, work=0) == [1] * 6
+    assert damaged(one.data, one, chunks=(0, 3)) == [0] * 6, "smaller chunks than needed"
+    assert damaged(some.data, some, chunks=(0, 2)) == [0, 0, 1, 1, 1, 1]
+    for number, begin, bad in (
+        (1, 0, [0]),
+        (2, 3 * alone, [2]),
+        (2, 5 * alone, range(6)),
+        (2, 0, range(6)),
+        (2, 2 * alone + 16, [2]),
+        (5, 2**63, [4, 5]),
+        (0, 64, [0]),
+    ):
+        data = one.data.clone()
+        at = 64 + 448 * number + 56  # Image::work of native/gather/layout.h
+        data[at : at + 8] = torch.tensor([*begin.to_bytes(8, "little")], dtype=torch.uint8)
+        assert damaged(data, one) == [int(each in bad) for each in range(6)], (number, begin)
 
 
 def everything(device: str):
@@ -221,6 +269,7 @@ thread = threading.Thread(target=lambda: in_thread.extend(test_cuda.augmented("c
 thread.start()
 thread.join()
 assert len(in_thread) == 112, "a new thread, whose device is another one"
+test_cuda.check_memory_of_chunks("cpu")
 launches = ctypes.c_int64.in_dll(found, "tarpeg_launches").value
 assert launches >= len(expected), "the CPU's operators were called"
 print(len(expected))
@@ -510,6 +559,31 @@ def test_gpu_gives_the_bits_of_the_cpu():
         assert torch.equal(ours, expected), what
         count += 1
     assert count > 500
+
+
+@pytest.mark.gpu
+def test_gathered_images_have_the_memory_of_their_chunk_on_a_gpu():
+    check_memory_of_chunks("cuda")
+
+
+@pytest.mark.gpu
+def test_batch_after_batch_of_large_photographs_is_decoded_in_the_same_memory():
+    file, count = tarpeg.tile_jpeg(tensor(jpeg("420", 1500, 2000))), 128
+    generator, reserved = torch.Generator().manual_seed(0), []
+    for _ in range(40):
+        sizes = torch.randint(500, 1500, (count, 2), generator=generator, dtype=torch.int32)
+        boxes = torch.cat([torch.zeros_like(sizes), sizes], 1)
+        found = tarpeg.gather_tiles([file] * count, boxes, 224)
+        assert len(found.chunks) > 1 and found.work <= 1 << 29
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        images, status = tarpeg.decode_gathered(found._replace(data=found.data.to("cuda")))
+        assert not status.any()
+        pixels = images.numel() + found.data.numel()
+        assert torch.cuda.max_memory_allocated() - before < found.work + pixels + (8 << 20)
+        reserved.append(torch.cuda.memory_reserved())
+    assert torch.equal(images.cpu(), tarpeg.decode_batch([file] * count, boxes, 224)[0])
+    assert reserved[-1] == reserved[4], "no growth"
 
 
 @pytest.mark.gpu

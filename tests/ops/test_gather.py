@@ -13,7 +13,7 @@ from helpers import crafted, pictures
 from helpers.crafted import Jpeg
 from PIL import Image
 from tarpeg import Gathered, Status
-from tarpeg.ops import decode
+from tarpeg.ops import decode, gather
 
 METHODS = (
     *(("bilinear", True), ("bilinear", False), ("nearest", False), ("nearest-exact", False)),
@@ -21,7 +21,7 @@ METHODS = (
 )
 KINDS = ("444", "422", "420", "440", "411", "gray", "gray22", "progressive", "odd_markers")
 OTHERS = ("cmyk", "ycck", "rgb")  # neither YCbCr nor gray: only the CPU decodes them
-HEADER, IMAGE = 64, 448  # bytes: native/gather/layout.h
+HEADER, IMAGE, WORK = 64, 448, 56  # bytes, and where a record has its work: native/gather/layout.h
 
 
 def both(data: bytes, tile: int) -> list[torch.Tensor]:
@@ -223,7 +223,7 @@ def test_a_cut_tensor_or_one_of_another_version_is_refused() -> None:
         with pytest.raises(ValueError, match=r"gather_tiles of this version.*7 images of 11 x 9"):
             tarpeg.decode_gathered(gathered._replace(data=data))
     other = gathered.data.clone()
-    other[8:12] = torch.tensor([*struct.pack("<I", 2)], dtype=torch.uint8)
+    other[8:12] = torch.tensor([*struct.pack("<I", 99)], dtype=torch.uint8)
     for changed in (
         gathered._replace(data=other),
         gathered._replace(size=(9, 11)),
@@ -261,15 +261,120 @@ def test_bad_arguments() -> None:
 
 def test_opcheck_and_one_graph() -> None:
     file, boxes = tarpeg.pack_jpeg(pictures.tensor(pictures.jpeg("420", 30, 40))), table((2, 3, 20, 30))
-    arguments = ([file], boxes, 9, 8, torch.tensor([True]), "bilinear", True, False, decode.MAX_PIXELS, 1, 3)
+    method = ("bilinear", True, False, decode.MAX_PIXELS, 1, 3, 1 << 20)
+    arguments = ([file], None, boxes, 9, 8, torch.tensor([True]), *method)
     torch.library.opcheck(torch.ops.tarpeg.gather_tiles.default, arguments)
     memory = torch.zeros(10_000, dtype=torch.uint8)
+    places = torch.tensor([[0], [0], [len(file)]])
+    for operator, more in (("gather_tiles", ()), ("gather_tiles_out", (memory,))):
+        parts = ([file], places, *arguments[2:], *more)
+        torch.library.opcheck(getattr(torch.ops.tarpeg, operator).default, parts)
+    torch.library.opcheck(torch.ops.tarpeg.image_sizes.default, ([file], places))
     torch.library.opcheck(torch.ops.tarpeg.gather_tiles_out.default, (*arguments, memory))
     gathered = tarpeg.gather_tiles([file], boxes, (9, 8))
-    torch.library.opcheck(torch.ops.tarpeg.decode_gathered.default, (gathered.data, 1, 9, 8, 3, 0, 1))
+    torch.library.opcheck(torch.ops.tarpeg.decode_gathered.default, (gathered.data, 1, 9, 8, 3, 0, [0], 1))
     pictures.assert_one_graph(
         lambda data: tarpeg.decode_gathered(gathered._replace(data=data))[0], gathered.data
     )
+
+
+def test_files_may_be_parts_of_larger_memory() -> None:
+    files = [file for kind in ("420", "gray", "411") for file in both(pictures.jpeg(kind, 50, 60), 16)]
+    files.insert(2, files[0][:0])
+    memory = [torch.cat([files[0][:7], *files[:4]]), torch.cat([*files[4:], files[0][:9]])]
+    sizes = torch.tensor(list(map(len, files)))
+    begins = torch.cat([7 + sizes[:4].cumsum(0) - sizes[:4], sizes[4:].cumsum(0) - sizes[4:]])
+    places = torch.stack([(torch.arange(len(files)) >= 4).long(), begins, sizes])
+    boxes, order = table(*[(7, 9, 33, 40)] * len(files)), torch.tensor([3, 3, 6, 0, 2])
+    assert torch.equal(tarpeg.image_sizes(memory, places), tarpeg.image_sizes(files))
+    for chosen in (torch.arange(len(files)), order, order[:0]):
+        given = [files[number] for number in chosen.tolist()]
+        expected = tarpeg.gather_tiles(given, boxes[: len(given)], 20)
+        found = tarpeg.gather_tiles(memory, boxes[: len(given)], 20, places=places[:, chosen].contiguous())
+        assert torch.equal(found.data, expected.data) and torch.equal(found.status, expected.status)
+    last = [1, len(memory[1]) - 5, 5]
+    assert tarpeg.gather_tiles(memory, boxes[:1], 20, places=torch.tensor([last]).T.contiguous()).status == 2
+    for wrong in ([2, 0, 1], [-1, 0, 0], [0, -1, 5], [0, 5, -1], [1, last[1], 6], [0, 2**62, 2**62]):
+        with pytest.raises(ValueError, match=rf"places\[:, 1\] \({wrong[0]}, {wrong[1]}, {wrong[2]}\)"):
+            tarpeg.gather_tiles(memory, boxes[:2], 20, places=torch.tensor([last, wrong]).T.contiguous())
+        with pytest.raises(ValueError, match=r"places\[:, 1\]"):
+            tarpeg.image_sizes(memory, torch.tensor([last, wrong]).T.contiguous())
+    for shape in (places.int(), places[:2], places[0]):
+        with pytest.raises(ValueError, match=r"places must be int64 \[3, n\]"):
+            tarpeg.gather_tiles(memory, boxes, 20, places=shape)
+    with pytest.raises(ValueError, match=r"boxes must be int32 \[7, 4\]"):
+        tarpeg.gather_tiles(memory, boxes[:2], 20, places=places)
+
+
+def places_of(gathered: Gathered) -> list[int]:
+    """Where the memory of each image begins in that of its chunk."""
+    count = len(gathered.status)
+    records = gathered.data[HEADER : HEADER + IMAGE * count].view(count, IMAGE)
+    return records[:, WORK : WORK + 8].contiguous().view(torch.int64).flatten().tolist()
+
+
+def in_chunks(needs: list[int], budget: int) -> tuple[tuple[int, ...], list[int], int]:
+    """First image of each chunk, the place of each image, and the bytes for the largest chunk."""
+    firsts, places, end, largest = [0], [], 0, 0
+    for number, need in enumerate(needs):
+        if end and need and end + need > budget:
+            firsts.append(number)
+            end = 0
+        places.append(end)
+        end += need
+        largest = max(largest, end)
+    step = max(budget // 8 // 64 * 64, 64)
+    return tuple(firsts), places, -(-largest // step) * step
+
+
+def test_chunks_are_images_that_fit_in_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    files = [file for size in (20, 300, 90) for file in both(pictures.jpeg("420", size, 2 * size), 16)]
+    files.insert(3, pictures.tensor(pictures.jpeg("rgb", 30, 40)))
+    files = [rng.choice(files) for _ in range(20)]
+    files[5] = files[0][:0]
+    boxes = table(*(drawn_box(rng, h or 9, w or 9) for h, w in tarpeg.image_sizes(files).tolist()))
+    expected = tarpeg.decode_gathered(tarpeg.gather_tiles(files, boxes, 24))
+    monkeypatch.setattr(gather, "_BUDGET", 1)
+    needs = [tarpeg.gather_tiles([file], box[None], 24).work for file, box in zip(files, boxes, strict=True)]
+    assert needs.count(0) > 1 and max(needs) > 3 * sorted(needs)[10]
+    found = {}
+    for budget in (1, 64, max(needs) // 2, max(needs), sum(needs) // 3, sum(needs) - 1, sum(needs), 1 << 28):
+        monkeypatch.setattr(gather, "_BUDGET", budget)
+        one = tarpeg.gather_tiles(files, boxes, 24, threads=1)
+        found[budget] = len(one.chunks)
+        assert (one.chunks, places_of(one), one.work) == in_chunks(needs, budget)
+        assert all(map(torch.equal, tarpeg.decode_gathered(one), expected))
+        other = tarpeg.gather_tiles(files, boxes, 24, threads=3)
+        assert torch.equal(one.data, other.data) and one.chunks == other.chunks
+    assert found[1] == len(needs) - needs.count(0) and found[sum(needs)] == 1 == found[1 << 28]
+    assert found[sum(needs) - 1] == 2 < found[max(needs)] < found[1]
+    assert tarpeg.gather_tiles([], boxes[:0], 24).chunks == ()
+
+
+def test_batch_after_batch_needs_memory_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch's allocator keeps of one batch is used for the next."""
+    rng = random.Random(7)
+    files = both(pictures.jpeg("420", 300, 400), 32) * 4
+    works, budget = set(), 1 << 20
+    monkeypatch.setattr(gather, "_BUDGET", budget)
+    for _ in range(100):
+        count = rng.randint(2, len(files))
+        boxes = table(*(drawn_box(rng, 300, 400) for _ in range(count)))
+        works.add(tarpeg.gather_tiles(files[:count], boxes, 32, threads=1).work)
+    assert len(works) > 2 and works <= {budget * eighths // 8 for eighths in range(1, 9)}
+
+
+def test_chunks_of_other_images_are_refused() -> None:
+    gathered, expected = some()
+    for chunks in ((1,), (0, 0), (0, 7), (0, -1), (-1, 0), (0, 3, 2), (0, 3, 3, 5)):
+        with pytest.raises(ValueError, match=rf"chunks has .* less than {len(gathered.status)}"):
+            tarpeg.decode_gathered(gathered._replace(chunks=chunks))
+    for chunks in ((), (0,), (0, 6), (0, 1, 2, 3)):
+        assert torch.equal(tarpeg.decode_gathered(gathered._replace(chunks=chunks))[0], expected)
+    none = tarpeg.gather_tiles([], table((0, 0, 1, 1))[:0], 8)
+    with pytest.raises(ValueError, match="chunks has 0 after -1"):
+        tarpeg.decode_gathered(none._replace(chunks=(0,)))
 
 
 def test_memory_of_the_caller() -> None:
@@ -283,6 +388,7 @@ def test_memory_of_the_caller() -> None:
         assert (found.data.data_ptr() == memory.data_ptr()) == is_used
         assert torch.equal(found.data, expected.data) and torch.equal(found.status, expected.status)
         assert found.work == expected.work
+        assert found.chunks == expected.chunks == (0,)
     assert memory[needed:].unique().tolist() == [7]
     for wrong in (memory[1:], memory.float(), memory[::2]):
         with pytest.raises(ValueError, match="out must be"):

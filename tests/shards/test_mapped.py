@@ -20,6 +20,23 @@ from tarpeg import CacheError, ShardError
 from tarpeg.ops import decode
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand
+from tarpeg.shards.spans import Spans
+
+
+def test_spans_are_the_images_without_a_tensor_of_each(photos):
+    shards = Shards(sorted(photos.glob("*.tar")))
+    assert [len(shards.spans(ids)) for ids in ([], range(23))] == [0, 23]
+    for ids in ([3], [20, 3, 3, 14, 0], range(13, 23)):
+        spans, expected = shards.spans(ids), shards.images(ids)
+        assert spans.places.flags.c_contiguous and spans.nbytes.tolist() == list(map(len, expected))
+        assert len(spans.memory) == len({shards.shard(id) for id in ids})
+        found = spans.tensors(range(len(spans)))
+        assert [each.data_ptr() for each in found] == [each.data_ptr() for each in expected]
+        copies = Spans.of(expected)
+        assert all(map(torch.equal, copies.tensors([0, len(copies) - 1]), [expected[0], expected[-1]]))
+    with pytest.raises(IndexError):
+        shards.spans([23])
+
 
 # --- grouping
 

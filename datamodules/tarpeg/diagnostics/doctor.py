@@ -297,11 +297,15 @@ def _compiler(report: _Report) -> None:
 def _cuda(report: _Report) -> None:
     import torch
 
+    from ..loader import pinning
+
     rows = report.facts["CUDA"]
     rows["torch"] = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         rows["GPU"] = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+        has_events = pinning.driver() is not None
+        rows["batches"] = "pinned" if has_events else "not pinned: there is no driver of CUDA 12.6 or newer"
     else:
         rows["GPU"] = "none"
     try:

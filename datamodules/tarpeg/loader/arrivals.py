@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import Status
+from ..errors import Status, warn
 from ..sampling.sampler import Request
 from ..shards.source import Source, where_of
 from .batch import AnyBatch, Images, Pieces, by_size, of_sizes
@@ -39,7 +39,14 @@ class GatheredImages:
         pieces: What was gathered.
         left_out: Rows that are left out of the batch.
         known: Messages about rows that the worker could not decode.
+
+    Attributes:
+        pins: Whether to copy to CUDA by pinned memory.
     """
+
+    pins = False
+    has_refused = False
+    """Whether torch could not pin memory in this process: it is not tried again."""
 
     def __init__(
         self,
@@ -66,10 +73,22 @@ class GatheredImages:
     def to(self, device: torch.device | str | None, *, non_blocking: bool = False) -> GatheredImages:
         """Send the batch to a device, where it will be decoded; Lightning calls it."""
         if device is not None:
+            if self.pins and torch.device(device).type == "cuda":
+                self.data, non_blocking = self._pinned(), True
             self.data = self.data.to(device, non_blocking=non_blocking)
             self.rows = self.rows.to(device, non_blocking=non_blocking)
             self.pixels = [part.to(device, non_blocking=non_blocking) for part in self.pixels]
         return self
+
+    def _pinned(self) -> Tensor:
+        """Return the data in pinned memory of torch's, which waits for the copies from it by itself."""
+        if not GatheredImages.has_refused:
+            try:
+                return self.data.pin_memory()
+            except RuntimeError as error:
+                GatheredImages.has_refused = True
+                warn(f"batches are not pinned: {error}. Training goes on; pin=False turns this off")
+        return self.data
 
     def decode(self, threads: int) -> tuple[Images, Tensor]:
         """Decode the batch on its device, with rows that are left out of it.
@@ -95,9 +114,8 @@ class GatheredImages:
                 piece = self.pieces.places[number]
                 content = data[piece.begin : piece.begin + piece.nbytes]
                 known = status.new_empty(1).expand(int(np.prod(lead)))
-                images, each = decode_gathered(
-                    Gathered(content, known, (height, width), channels, piece.work), threads=threads
-                )
+                gathered = Gathered(content, known, (height, width), channels, piece.work, piece.chunks)
+                images, each = decode_gathered(gathered, threads=threads)
                 images = images.view(shape)
                 status = torch.maximum(status, each.view(-1, count).amax(0))
             else:

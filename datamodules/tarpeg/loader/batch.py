@@ -331,11 +331,13 @@ class Piece(NamedTuple):
         begin: First byte, a multiple of 16.
         nbytes: Number of bytes.
         work: As in ``Gathered``.
+        chunks: As in ``Gathered``.
     """
 
     begin: int
     nbytes: int
     work: int
+    chunks: tuple[int, ...]
 
 
 @dataclass(slots=True)

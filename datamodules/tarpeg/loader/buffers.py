@@ -7,6 +7,7 @@ import functools
 import math
 import mmap
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,12 +18,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..errors import warn
 from ..sampling.sampler import Request
-from ..shards.marks import IF_IT_HANGS, Watch, mark
+from ..shards.marks import IF_IT_HANGS, SLOW, Watch, mark
 from ..shards.source import where_of
 from ..shards.stream import StreamRequest
 from ..targets.pictures import lend_room, store_pictures, stored_pictures, with_pictures
 from ..targets.protocols import Stored
+from . import pinning
 from .batch import (
     ExtraBatch,
     FetchResult,
@@ -37,13 +40,16 @@ from .messages import Answer, Job, JobMessage, ResultMessage, answer_message, an
 from .text import as_tensors, collated
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
-_FREE, _ACQUIRED, _LENT = range(3)
+# _READ: its tensors are gone, and a GPU may still copy from it.
+_FREE, _ACQUIRED, _LENT, _READ = range(4)
 # Batches that a consumer may hold before it gets copies: the one it works on, the one that it receives while
 # it still holds that, and one to spare.
 MOST_LENT = 3
 # Threads of this process that fetch batches: while one waits for the native threads, or runs the Python part
 # of a batch, the other keeps them busy.
 _FETCHING_THREADS = 2
+# Seconds for which close() waits for a GPU that reads the memory. It may hang, if another rank has died.
+_GRACE = 1.0
 
 
 class _LentArray(weakref.ref[np.ndarray]):
@@ -64,12 +70,16 @@ class BatchBuffers:
     The memory is anonymous. ``shared``: it is shared with processes forked from now on; it has neither a name
     nor a file descriptor, so nothing is left however a process ends, and it is not limited by the size of
     /dev/shm, which is small in containers. One thread acquires and lends; tensors may die in any thread.
+    ``pins``: each buffer is registered with CUDA's driver when it is first lent, if CUDA is in use then; it
+    is free again when no copy from it goes on, see Note [pinned batches].
     """
 
-    def __init__(self, nbytes: int, ahead: int, shared: bool) -> None:
+    def __init__(self, nbytes: int, ahead: int, shared: bool, pins: bool = False) -> None:
+        pinning.sweep()
+        is_shared = shared or (pins and torch.cuda.is_initialized())
         self.nbytes = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         count = ahead + 1 + MOST_LENT
-        kind = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
+        kind = mmap.MAP_SHARED if is_shared else mmap.MAP_PRIVATE
         try:
             memory = mmap.mmap(-1, count * self.nbytes, flags=kind | mmap.MAP_ANONYMOUS)
         except OSError as error:
@@ -81,7 +91,10 @@ class BatchBuffers:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel that was built without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        self._memory = np.frombuffer(memory, np.uint8)
+        self._mapped, self._memory = memory, np.frombuffer(memory, np.uint8)
+        self._is_pinned, self._pins = bytearray(count), pins and is_shared
+        self._mapping: pinning.Mapping | None = None
+        self._marks: list[pinning.Mark | None] = [None] * count  # of those that are read
         self._state = bytearray(count)
         self._lent: list[_LentArray | None] = [None] * count
         # A tensor may die between any two lines, in any thread, and Python discards what is raised at that
@@ -91,6 +104,8 @@ class BatchBuffers:
     def acquire(self) -> int:
         """Return the number of a free buffer, to be filled; then ``lend`` or ``release`` it."""
         self._release_gone()
+        if _FREE not in self._state and _READ in self._state:
+            self._wait_for_device()
         number = self._state.index(_FREE)
         self._state[number] = _ACQUIRED
         return number
@@ -145,14 +160,54 @@ class BatchBuffers:
 
     def _register(self, number: int, array: npt.NDArray[np.uint8]) -> None:
         """Free a buffer when the array, to which the storage of all its tensors refers, is gone."""
+        if self._pins and not self._is_pinned[number] and torch.cuda.is_initialized():
+            self._pin(number)
         lent = _LentArray(array, self._gone.append)
         lent.number = number
         self._lent[number] = lent
         self._state[number] = _LENT
 
+    def _pin(self, number: int) -> None:
+        """Register a buffer with CUDA's driver, if that is possible."""
+        if pinning.can_register():
+            self._mapping = self._mapping or pinning.Mapping.of(self._memory)
+            address = self._memory.ctypes.data + number * self.nbytes
+            self._is_pinned[number] = self._mapping.register(address, self.nbytes, self._mapped)
+
     def _release_gone(self) -> None:
         while self._gone:
-            self._state[self._gone.popleft().number] = _FREE
+            number = self._gone.popleft().number
+            self._state[number] = _READ if self._is_pinned[number] else _FREE
+        if _READ in self._state:
+            self._release_read()
+        if pinning.gone:
+            pinning.sweep()
+
+    def _release_read(self) -> None:
+        """Free the buffers from which all copies have ended."""
+        new = None
+        for number in [number for number, state in enumerate(self._state) if state == _READ]:
+            if self._marks[number] is None:
+                new = new or pinning.mark()
+                self._marks[number] = new
+            of_copies = self._marks[number]
+            if of_copies is not None and of_copies.is_over():
+                # In this order: Ctrl-C between the two must not leave a mark of now for later.
+                self._marks[number] = None
+                self._state[number] = _FREE
+
+    def _wait_for_device(self) -> None:
+        """Wait until a buffer is free."""
+        slow = time.monotonic() + SLOW
+        while _FREE not in self._state:
+            time.sleep(pinning.POLL)
+            self._release_gone()
+            if time.monotonic() > slow:
+                slow = math.inf
+                warn(
+                    f"no memory for batches is free: for {SLOW:.0f} seconds the GPU has not ended what it "
+                    "had been given. If it runs a kernel that never ends, give pin=False"
+                )
 
     def _array(self, number: int, shape: Shape, dtype: torch.dtype) -> np.ndarray:
         begin = number * self.nbytes
@@ -195,11 +250,13 @@ class Runner:
     Args:
         fetcher: Fetcher of the batches.
         threads: Native threads that decode a batch.
+        pin: Register the memory of batches with CUDA's driver, if CUDA is in use.
     """
 
-    def __init__(self, fetcher: Any, threads: int = 1) -> None:
-        self._fetcher, self._threads = fetcher, threads
+    def __init__(self, fetcher: Any, threads: int = 1, *, pin: bool = False) -> None:
+        self._fetcher, self._threads, self._pin = fetcher, threads, pin
         self._buffers: BatchBuffers | None = None
+        self._owner = 0  # process of the buffers
 
     @property
     def ready(self) -> int:
@@ -211,8 +268,9 @@ class Runner:
 
         Invalidates the iterator that was returned before.
         """
-        if self._buffers is None or self._buffers.nbytes < nbytes:
-            self._buffers = BatchBuffers(nbytes, 0, shared=False)
+        if self._buffers is None or self._buffers.nbytes < nbytes or self._owner != os.getpid():
+            self._owner = os.getpid()
+            self._buffers = BatchBuffers(nbytes, 0, shared=False, pins=self._pin)
         buffers, dtype = self._buffers, self._fetcher.dtype
         buffers.release_acquired()
         watch = Watch(functools.partial(_explain_slow, self._fetcher))
@@ -235,6 +293,7 @@ class Runner:
     def close(self) -> None:
         """End all workers, wait until they have ended, and free the buffers. ``run`` starts new ones."""
         self._buffers = None
+        pinning.sweep(_GRACE)
 
 
 class PrefetchRunner(Runner):
@@ -250,16 +309,23 @@ class PrefetchRunner(Runner):
         prefetch: Batches ahead.
         to_request: Called by the worker with each item of ``requests``; returns the request for the fetcher,
             or the result itself.
+        pin: As of ``Runner``.
     """
 
     def __init__(
-        self, fetcher: Any, workers: int, threads: int, prefetch: int, to_request: ToRequest | None = None
+        self,
+        fetcher: Any,
+        workers: int,
+        threads: int,
+        prefetch: int,
+        to_request: ToRequest | None = None,
+        *,
+        pin: bool = False,
     ) -> None:
-        super().__init__(fetcher, threads)
+        super().__init__(fetcher, threads, pin=pin)
         self._workers, self._to_request = workers, to_request
         self._depth = workers * max(1, prefetch) if workers else max(prefetch, _FETCHING_THREADS)
         self._pool: WorkerPool | None = None
-        self._owner = 0
 
     @property
     def ready(self) -> int:
@@ -310,9 +376,11 @@ class PrefetchRunner(Runner):
         pool, self._pool, self._buffers = self._pool, None, None
         if pool is not None:
             pool.close(is_interrupted=is_interrupted)
+            del pool  # its work has the buffers
+        pinning.sweep(0.0 if is_interrupted else _GRACE)
 
     def _start(self, nbytes: int) -> tuple[BatchBuffers, WorkerPool]:
-        buffers = BatchBuffers(nbytes, self._depth, shared=self._workers > 0)
+        buffers = BatchBuffers(nbytes, self._depth, shared=self._workers > 0, pins=self._pin)
         work = functools.partial(_fetch_into, self._fetcher, buffers, self._threads or 1, self._to_request)
         if self._workers:
             return buffers, ProcessPool(functools.partial(_answer, work), self._workers)

@@ -45,6 +45,9 @@ class LoaderConfig:
         decode: Where images are decoded: ``"cpu"``, in the workers; or ``"device"``, where the batch arrives,
             of the tiles that the workers gather: for shards that ``build_cache`` tiled or packed. The bytes
             are the same. Unproven on a GPU so far; on the CPU it is slow, for tests. ``"auto"`` is "cpu".
+        pin: Where CUDA is in use in the main thread: register the memory of batches with its driver, so that
+            ``.to("cuda", non_blocking=True)`` is fast and waits for nothing. Memory is used again when all
+            has ended that the GPU was given while the batch was there. Without CUDA it has no effect.
         allow_other_data: Go on from a state of other shards, or of another order of them; otherwise this is a
             ``ResumeError``.
 
@@ -69,6 +72,7 @@ class LoaderConfig:
     drop_last: bool = False
     max_pixels: int | None = None
     decode: DecodeOn = "auto"
+    pin: bool = True
     allow_other_data: bool = False
 
     def __post_init__(self) -> None:
@@ -76,7 +80,7 @@ class LoaderConfig:
             value: Any = getattr(self, name)
             if value is not None or name in _REQUIRED:
                 check_integer(name, value, least, LARGEST_SEED if name == "seed" else math.inf)
-        for name in ("drop_last", "allow_other_data"):
+        for name in ("drop_last", "pin", "allow_other_data"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
         if self.workers and self.threads:

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ShardError, Status
+from ..ops.decode import image_sizes
 from ..ops.gather import ALIGN, Gathered, gather_tiles
-from ..sampling.geometry import View
+from ..sampling.geometry import Int32, View
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
+from ..shards.mapped import Shards
 from ..shards.source import where_of
+from ..shards.spans import Spans
 from .batch import Decoded, Encoded, FetchResult, Images, Piece, Pieces, Shape, by_size
 from .config import LoaderConfig
 from .drawing import Size
@@ -74,14 +77,14 @@ class GatheringFetcher(Fetcher):
         for id in chosen.tolist():
             request = Request(0, np.array([id], np.int64))
             try:
-                encoded = self.read(request)
-                views = self.drawing.views(request, encoded.sizes, self.drawing.sizes(request))
+                files, known = self._read_spans(request)
+                views = self.drawing.views(request, known, self.drawing.sizes(request))
                 if self.drawing.places(views, range(len(views)), request) is not None:
                     raise ValueError(
                         f"{name} has crop={self.split.crop!r}, which pads: its images are decoded by the "
                         "workers only. Give another crop, or decode='cpu'"
                     )
-                status = self._gathered(encoded, views, encoded.files, 1)[0].status
+                status = self._gathered(files, views, 1)[0].status
             except OF_THE_RESULT:
                 continue
             if status[0] == Status.OK:
@@ -105,15 +108,16 @@ class GatheringFetcher(Fetcher):
             return super()._fetch(request, out, threads, distorted)
         sizes, count = self.drawing.sizes(request), len(request.ids)
         labels = self.read_labels(request.ids)
-        encoded = self.read(request)
-        views = self.drawing.views(request, encoded.sizes, sizes)
+        files, known = self._read_spans(request)
+        views = self.drawing.views(request, known, sizes)
         end_if_forked()  # a source and a crop may be the user's own
         slot: Shape = [*by_size(self._crop_shape(sizes, count)), (self._room(sizes, count),)]
         *images, memory = out(slot)
-        pieces, status = self._gather(encoded, views, memory, threads)
-        decoded = Decoded(images, status, nbytes=sum(file.numel() for file in encoded.files))
+        pieces, status = self._gather(request, files, known, views, memory, threads)
+        decoded = Decoded(images, status, nbytes=int(files.nbytes.sum()))
         rows = status.numpy().nonzero()[0]
         if len(rows):
+            encoded = Encoded(request.rows(rows), files.tensors(rows.tolist()), known[rows])
             self._decode_rows(encoded, views, rows, decoded, threads)
         made = self._made_of(request, views, decoded, threads)
         broken = [row for row, value in enumerate(made.values) if isinstance(value, ShardError)]
@@ -122,48 +126,49 @@ class GatheringFetcher(Fetcher):
         result.gathered = pieces
         return result
 
+    def _read_spans(self, request: Request) -> tuple[Spans, Int32]:
+        """Read the encoded images and their sizes, as ``read``, without a tensor of each."""
+        shards: Any = self.shards
+        has_spans = getattr(type(shards), "images", None) is Shards.images  # it is not a user's own
+        files = shards.spans(request.ids) if has_spans else Spans.of(shards.images(request.ids))
+        return files, image_sizes(files.memory, torch.from_numpy(files.places)).numpy()
+
     def _gather(
-        self, encoded: Encoded, views: list[View], memory: Tensor, threads: int
+        self, request: Request, given: Spans, sizes: Int32, views: list[View], memory: Tensor, threads: int
     ) -> tuple[Pieces, Tensor]:
         """Gather the tiles of all views into ``memory``; return their places, and a status of each sample.
 
         Images that have no room are not gathered.
         """
-        pieces, files = Pieces(begin=-memory.data_ptr() % ALIGN), list(encoded.files)
+        pieces, files, count = Pieces(begin=-memory.data_ptr() % ALIGN), given, len(given)
         memory = memory[pieces.begin :]
         order = [number for group in self.split.view_groups for number in group]
-        none = pieces, torch.full((len(files),), int(Status.NOT_GATHERED), dtype=torch.int32)
-        if self.drawing.places(views, order, encoded.request) is not None:  # a crop that pads
-            return none
+        if self.drawing.places(views, order, request) is not None:  # a crop that pads
+            return pieces, _not_gathered(count)
         while True:
-            gathered = self._gathered(encoded, views, files, threads, memory)
+            gathered = self._gathered(files, views, threads, memory)
             needed = sum(_aligned(each.data.shape[0]) for each in gathered)
-            if needed <= len(memory):
+            if needed <= memory.shape[0]:
                 break
-            if not any(map(len, files)):  # no room for what is beside the tiles
-                pieces.note = self._note(int(encoded.request.ids[0]), is_left_out=True)
-                return none
-            _leave_out_largest(files, encoded, views, len(memory) / needed)
+            if not files.nbytes.any():  # no room for what is beside the tiles
+                pieces.note = self._note(int(request.ids[0]), is_left_out=True)
+                return pieces, _not_gathered(count)
+            files = _without_largest(files, sizes, views, memory.shape[0] / needed)
         end = 0
-        statuses = []
         for each in gathered:
-            pieces.places.append(Piece(end, each.data.shape[0], each.work))
+            pieces.places.append(Piece(end, each.data.shape[0], each.work, each.chunks))
             end += _aligned(each.data.shape[0])
-            statuses.append(each.status.view(-1, len(files)).amax(0))
         pieces.end = pieces.begin + end
-        status = torch.stack(statuses).amax(0) if len(statuses) > 1 else statuses[0]
+        status = gathered[0].status
+        if len(views) > 1:
+            status = torch.cat([each.status.view(-1, count) for each in gathered]).amax(0)
         for row in status.numpy().nonzero()[0].tolist()[:1]:
-            is_left_out = len(files[row]) < len(encoded.files[row])
-            pieces.note = self._note(int(encoded.request.ids[row]), is_left_out=is_left_out)
+            is_left_out = bool(files.nbytes[row] < given.nbytes[row])
+            pieces.note = self._note(int(request.ids[row]), is_left_out=is_left_out)
         return pieces, status
 
     def _gathered(
-        self,
-        encoded: Encoded,
-        views: Sequence[View],
-        files: list[Tensor],
-        threads: int,
-        memory: Tensor | None = None,
+        self, files: Spans, views: Sequence[View], threads: int, memory: Tensor | None = None
     ) -> list[Gathered]:
         """Gather the views of each size, into ``memory`` as long as there is room."""
         found = []
@@ -172,7 +177,8 @@ class GatheringFetcher(Fetcher):
             flips = torch.from_numpy(np.concatenate([views[number].flips for number in group]))
             size = views[group[0]].size
             options = {"channels": self.split.channels, "threads": threads, **self.decoding}
-            found.append(gather_tiles(files * len(group), boxes, size, flips, out=memory, **options))
+            places = torch.from_numpy(np.tile(files.places, len(group)))
+            found.append(gather_tiles(files.memory, boxes, size, flips, places=places, out=memory, **options))
             if memory is not None:
                 memory = memory[_aligned(found[-1].data.shape[0]) :]
         return found
@@ -180,9 +186,9 @@ class GatheringFetcher(Fetcher):
     def _decode_rows(
         self, encoded: Encoded, views: list[View], rows: Int64, decoded: Decoded, threads: int
     ) -> None:
-        """Decode some rows into the images of ``decoded``, and note what became of them."""
+        """Decode the samples of some rows into the images of ``decoded``, and note what became of them."""
         drawn = [view.rows(rows) for view in views]
-        found = self._decode_crops(encoded.rows(rows), drawn, None, threads)
+        found = self._decode_crops(encoded, drawn, None, threads)
         numbers = torch.from_numpy(rows)
         decoded.status[numbers] = found.status
         for part, images in zip(decoded.images, found.images, strict=True):
@@ -190,7 +196,7 @@ class GatheringFetcher(Fetcher):
         decoded.reasons = {int(rows[place]): reason for place, reason in found.reasons.items()}
         if found.non_jpeg is not None:
             decoded.non_jpeg = int(rows[found.non_jpeg])
-        for place in np.flatnonzero(encoded.sizes[rows, 0] == 0).tolist():  # drawn when Pillow had the size
+        for place in np.flatnonzero(encoded.sizes[:, 0] == 0).tolist():  # drawn when Pillow had the size
             for view, other in zip(views, drawn, strict=True):
                 view.put(int(rows[place]), other.rows([place]))
 
@@ -218,22 +224,28 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
-def _leave_out_largest(files: list[Tensor], encoded: Encoded, views: Sequence[View], share: float) -> None:
-    """Empty the files of which most is gathered, until the others are about this share of all, at least one.
+def _not_gathered(count: int) -> Tensor:
+    return torch.full((count,), int(Status.NOT_GATHERED), dtype=torch.int32)
 
-    An empty file is not gathered.
+
+def _without_largest(files: Spans, sizes: Int32, views: Sequence[View], share: float) -> Spans:
+    """Return the files, empty where most is gathered: the others are about this share of all.
+
+    An empty file is not gathered. At least one more becomes empty.
     """
     shown = sum(view.boxes[:, 2:].prod(axis=1, dtype=np.float64) for view in views)
-    whole = np.maximum(encoded.sizes.prod(axis=1, dtype=np.float64), 1)
-    nbytes = np.array(list(map(len, files)), np.float64)
+    whole = np.maximum(sizes.prod(axis=1, dtype=np.float64), 1)
+    places = files.places.copy()
+    nbytes = places[2].astype(np.float64)
     estimates = np.where(nbytes > 0, nbytes * shown / whole + _RECORD, 0.0)
     total = estimates.sum()
     left = share * total
     for row in np.argsort(-estimates, kind="stable").tolist():
-        files[row] = files[row][:0]
+        places[2, row] = 0
         total -= estimates[row]
         if total <= left:
-            return
+            break
+    return Spans(files.memory, places)
 
 
 def check_gathers(name: str, split: Split) -> None:

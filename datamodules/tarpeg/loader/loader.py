@@ -89,6 +89,7 @@ class Loader:
             differ in other dimensions get the same batches.
         decode: "device": decode batches where they arrive, see ``LoaderConfig``; by default that of
             ``config``, which is in the workers.
+        pin: False: do not pin the memory of batches where CUDA is in use, see ``LoaderConfig``.
         config: All other settings.
         source: The samples, if they are open already, for several loaders of one split.
         name: Of the split, in messages.
@@ -147,6 +148,7 @@ class Loader:
         world: int | None = None,
         mesh: Mesh = None,
         decode: DecodeOn | None = None,
+        pin: bool | None = None,
         config: LoaderConfig | None = None,
         source: Source | None = None,
         name: str = "",
@@ -156,7 +158,7 @@ class Loader:
                 f"split={shown(split)} must be a tarpeg.Split(...), such as "
                 "tarpeg.Split(shards, tarpeg.RandomResizedCrop(224))"
             )
-        given = {"batch_size": batch_size, "seed": seed, "workers": workers, "decode": decode}
+        given = {"batch_size": batch_size, "seed": seed, "workers": workers, "decode": decode, "pin": pin}
         self.config = _changed(config or LoaderConfig(), given, training=training)
         self.ranks = data_rank(rank, world, mesh)
         check_device(device)
@@ -588,6 +590,7 @@ class Loader:
             gathered: Any = GatheredImages(
                 self, request, batch.image, result.gathered, result.left_out, result.substituted
             )
+            gathered.pins = self.config.pin
             batch, is_flat = batch._replace(image=gathered), True
         if result.left_out:
             batch, request = without_rows(batch, request, result.left_out, len(split.pipelines) > 1, is_flat)
@@ -764,7 +767,9 @@ def make_runner(fetcher: Any, config: LoaderConfig, to_request: ToRequest | None
         to_request: See ``PrefetchRunner``.
     """
     workers, threads = config.workers_and_threads
+    # What is gathered takes a small part of its memory, and is copied to pinned memory of torch's.
+    pin = config.pin and not config.decodes_on_device
     # A transform in Python needs the global random generators, which belong to the thread of the consumer.
     if workers or (threads and not fetcher.split.runs_python):
-        return PrefetchRunner(fetcher, workers, threads, config.prefetch, to_request)
-    return Runner(fetcher, max(threads, 1))
+        return PrefetchRunner(fetcher, workers, threads, config.prefetch, to_request, pin=pin)
+    return Runner(fetcher, max(threads, 1), pin=pin)

@@ -233,10 +233,12 @@ def _with_colours(
     is_there = any(factors.device == images.device for factors in given.values())
     device = images.device if is_there or programs is not None else torch.device("cpu")
     values = torch.zeros((count, 1, len(given), VALUES), device=device)
-    for at, factors in enumerate(given.values()):
+    # Filled where it is: a copy to a GPU would wait for it, and cannot be captured in a graph.
+    ops = torch.empty((count, 1, len(given)), dtype=torch.int32, device=device)
+    for at, (name, factors) in enumerate(given.items()):
         values[:, 0, at, 0] = factors
-    ops = torch.tensor([_COLOURS[name] for name in given], dtype=torch.int32, device=device)
-    added = {"ops": ops.expand(count, 1, -1), "values": values}
+        ops[:, 0, at] = _COLOURS[name]
+    added = {"ops": ops, "values": values}
     if programs is None:
         return images, added
     checked_programs(images, **programs)  # what can be joined

@@ -179,11 +179,13 @@ def unpack_jpeg(image: Tensor, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     return jpeg
 
 
-def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
+def image_sizes(jpegs: Sequence[Tensor], places: Tensor | None = None) -> Tensor:
     """Read the upright size of every image from its header alone.
 
     Args:
         jpegs: A list of B uint8 ``[n]``, the bytes of the files.
+        places: int64 ``[3, B]``, for files that are parts of ``jpegs``, such as mapped tars: of each, the
+            number of the tensor, the first byte, and the number of bytes.
 
     Returns:
         int32 ``[B, 2]``: (height, width), after EXIF orientation; (0, 0) for an image without a header that
@@ -195,7 +197,12 @@ def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
     """
     if not jpegs:
         return torch.empty((0, 2), dtype=torch.int32, device="cpu")
-    sizes: Tensor = _call(lambda: torch.ops.tarpeg.image_sizes(jpegs), lambda: _check_jpegs(jpegs))
+
+    def check() -> None:
+        _check_jpegs(jpegs)
+        _count_of(jpegs, places)
+
+    sizes: Tensor = _call(lambda: torch.ops.tarpeg.image_sizes(jpegs, places), check)
     return sizes
 
 
@@ -461,14 +468,31 @@ def _call(operator: Callable[[], T], check: Callable[[], None]) -> T:
         raise _translated(error) from None
 
 
-def _check_batch(jpegs: Sequence[Tensor], boxes: Tensor, flip: Tensor | None, *, name: str = "jpegs") -> None:
+def _check_batch(
+    jpegs: Sequence[Tensor],
+    boxes: Tensor,
+    flip: Tensor | None,
+    *,
+    name: str = "jpegs",
+    places: Tensor | None = None,
+) -> None:
     """Raise ValueError for tensors that do not belong together; ``name`` is that of the list of files."""
     _check_jpegs(jpegs, name)
-    if boxes.ndim != 2 or boxes.shape[0] != len(jpegs) or boxes.shape[1] != 4 or boxes.dtype != torch.int32:
+    count = _count_of(jpegs, places)
+    if boxes.ndim != 2 or boxes.shape[0] != count or boxes.shape[1] != 4 or boxes.dtype != torch.int32:
         got = f"{boxes.dtype} {list(boxes.shape)}"
-        raise ValueError(f"boxes must be int32 [{len(jpegs)}, 4], one box for each image, got {got}")
-    if flip is not None and (flip.ndim != 1 or flip.shape[0] != len(jpegs) or flip.dtype != torch.bool):
-        raise ValueError(f"flip must be bool [{len(jpegs)}], got {flip.dtype} {list(flip.shape)}")
+        raise ValueError(f"boxes must be int32 [{count}, 4], one box for each image, got {got}")
+    if flip is not None and (flip.ndim != 1 or flip.shape[0] != count or flip.dtype != torch.bool):
+        raise ValueError(f"flip must be bool [{count}], got {flip.dtype} {list(flip.shape)}")
+
+
+def _count_of(jpegs: Sequence[Tensor], places: Tensor | None) -> int:
+    """Return the number of files. Raises ValueError for a wrong shape or type of ``places``."""
+    if places is None:
+        return len(jpegs)
+    if places.ndim != 2 or places.shape[0] != 3 or places.dtype != torch.int64:
+        raise ValueError(f"places must be int64 [3, n], got {places.dtype} {list(places.shape)}")
+    return places.shape[1]
 
 
 def _check_jpegs(jpegs: Sequence[Tensor], name: str = "jpegs") -> None:
@@ -504,6 +528,8 @@ def _translated(error: RuntimeError) -> Exception:
         return DecodeError(message.partition("[decode] ")[2])
     if "gather_tiles of this version" in message:
         return ValueError(message)
+    if "places[:, " in message:
+        return ValueError(message[message.find("places[:, ") :])
     if "is outside" in message:
         begin = message.find("boxes[") if "boxes[" in message else message.find("box (")
         return ValueError(message[begin:])
@@ -530,9 +556,9 @@ def _fake_unpack_jpeg(image: Tensor, max_pixels: int) -> Tensor:
 
 
 @torch.library.register_fake("tarpeg::image_sizes")  # type: ignore[untyped-decorator]
-def _fake_image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
+def _fake_image_sizes(jpegs: Sequence[Tensor], places: Tensor | None = None) -> Tensor:
     _check_jpegs(jpegs)
-    return jpegs[0].new_empty((len(jpegs), 2), dtype=torch.int32)
+    return jpegs[0].new_empty((_count_of(jpegs, places), 2), dtype=torch.int32)
 
 
 @torch.library.register_fake("tarpeg::decode_batch")  # type: ignore[untyped-decorator]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import library
 from .checks import checked_size
-from .decode import MAX_PIXELS, Fidelity, Interpolation, _call, _check_batch, _check_method
+from .decode import MAX_PIXELS, Fidelity, Interpolation, _call, _check_batch, _check_method, _count_of
 
 
 class Gathered(NamedTuple):
@@ -26,8 +26,10 @@ class Gathered(NamedTuple):
             ``decode_batch`` decodes. Of damaged images some are found here, others by ``decode_gathered``.
         size: (height, width) of the results in pixels.
         channels: 3 for RGB, 1 for gray.
-        work: Bytes of memory that a device needs to decode all images at once; about 0.9 MB for a crop of
-            500 x 375. 0 if torch.compile has traced ``gather_tiles``: a GPU cannot decode that.
+        work: Bytes of memory in which a device decodes, at most 512 MiB unless one image needs more: about
+            0.9 MB for each crop of 500 x 375, rounded up to a multiple of 64 MiB. 0 if torch.compile has
+            traced ``gather_tiles``: a GPU cannot decode that.
+        chunks: First image of each chunk; the images of a chunk are decoded at once.
 
     Example:
         >>> boxes = torch.tensor([[40, 100, 256, 256]], dtype=torch.int32)
@@ -41,6 +43,7 @@ class Gathered(NamedTuple):
     size: tuple[int, int]
     channels: int
     work: int
+    chunks: tuple[int, ...]
 
 
 def gather_tiles(
@@ -54,6 +57,7 @@ def gather_tiles(
     antialias: bool = True,
     fidelity: Fidelity = "fast",
     max_pixels: int = MAX_PIXELS,
+    places: Tensor | None = None,
     out: Tensor | None = None,
     threads: int | None = None,
 ) -> Gathered:
@@ -73,6 +77,8 @@ def gather_tiles(
         antialias: As for ``decode_batch``.
         fidelity: "fast" or "exact".
         max_pixels: An image with more pixels has the status ``TOO_LARGE``.
+        places: int64 ``[3, B]``, for files that are parts of ``images``, such as mapped tars: of each, the
+            number of the tensor, the first byte, and the number of bytes.
         out: uint8 ``[n]`` on the CPU, contiguous, at a multiple of 16 bytes: ``data`` will be its beginning
             if it is large enough. Otherwise, and under torch.compile, ``data`` has memory of its own.
         threads: Number of threads, by default ``torch.get_num_threads()``.
@@ -92,37 +98,34 @@ def gather_tiles(
         True
     """
     height, width = checked_size(size, 1, 65535)
-    _check_method(boxes, len(images), flip, channels, interpolation, antialias, fidelity, threads)
-    method = (interpolation, antialias, fidelity == "exact", max_pixels, threads or 0, channels)
+    count = _count_of(images, places)
+    _check_method(boxes, count, flip, channels, interpolation, antialias, fidelity, threads)
+    method = (interpolation, antialias, fidelity == "exact", max_pixels, threads or 0, channels, _BUDGET)
 
-    def gather() -> tuple[Tensor, Tensor]:
-        places, flips = boxes.contiguous(), None if flip is None else flip.contiguous()
-        arguments = (images, places, height, width, flips, *method)
-        if out is not None and len(out) >= _HEADER and not torch.compiler.is_compiling():
-            status = torch.ops.tarpeg.gather_tiles_out(*arguments, out)
-            needed = int(out[_BYTES_AT : _BYTES_AT + 8].view(torch.int64))
+    def gather() -> Gathered:
+        own, flips = boxes.contiguous(), None if flip is None else flip.contiguous()
+        arguments = (images, places, own, height, width, flips, *method)
+        if out is not None and not torch.compiler.is_compiling():
+            status, numbers = torch.ops.tarpeg.gather_tiles_out(*arguments, out)
+            needed, work, *chunks = numbers.tolist()
             if needed <= len(out):
-                return out[:needed], status
-        data, status = torch.ops.tarpeg.gather_tiles(*arguments)
-        return data, status
+                return Gathered(out[:needed], status, (height, width), channels, work, tuple(chunks))
+        data, status, numbers = torch.ops.tarpeg.gather_tiles(*arguments)
+        if torch.compiler.is_compiling():
+            return Gathered(data, status, (height, width), channels, 0, ())
+        _, work, *chunks = numbers.tolist()
+        return Gathered(data, status, (height, width), channels, work, tuple(chunks))
 
     def check() -> None:
-        _check_batch(images, boxes, flip, name="images")
+        _check_batch(images, boxes, flip, name="images", places=places)
         _check_out(out)
 
-    data, status = _call(gather, check)
-    return Gathered(data, status, (height, width), channels, _work_of(data))
+    return _call(gather, check)
 
 
-def _work_of(data: Tensor) -> int:
-    """Return Header::work of native/gather/layout.h."""
-    if torch.compiler.is_compiling():
-        return 0
-    return int(data[_WORK_AT : _WORK_AT + 8].view(torch.int64))
-
-
-# Of native/gather/layout.h: bytes of the header, and where it has its ``bytes`` and ``work``.
-_HEADER, _BYTES_AT, _WORK_AT = 64, 32, 48
+# Bytes of memory in which a device decodes a chunk: a batch of crops of 500 x 375 is one, and much larger
+# photographs, which need gigabytes together, still fill a GPU.
+_BUDGET = 1 << 29
 ALIGN = 16
 """On the CPU the data of ``decode_gathered`` begin at a multiple of so many bytes."""
 
@@ -164,7 +167,14 @@ def decode_gathered(gathered: Gathered, *, threads: int | None = None) -> tuple[
 
     def decode() -> tuple[Tensor, Tensor]:
         images, status = torch.ops.tarpeg.decode_gathered(
-            gathered.data, count, height, width, gathered.channels, gathered.work, threads or 0
+            gathered.data,
+            count,
+            height,
+            width,
+            gathered.channels,
+            gathered.work,
+            list(gathered.chunks),
+            threads or 0,
         )
         return images, status
 
@@ -190,24 +200,44 @@ def _check_data(data: Tensor) -> None:
 
 @torch.library.register_fake("tarpeg::gather_tiles")  # type: ignore[untyped-decorator]
 def _fake_gather_tiles(
-    images: Sequence[Tensor], boxes: Tensor, height: int, width: int, flip: Tensor | None, *options: object
-) -> tuple[Tensor, Tensor]:
-    _check_batch(images, boxes, flip, name="images")
-    size = torch.library.get_ctx().new_dynamic_size()
-    return boxes.new_empty((size,), dtype=torch.uint8), boxes.new_empty((len(images),), dtype=torch.int32)
+    images: Sequence[Tensor],
+    places: Tensor | None,
+    boxes: Tensor,
+    height: int,
+    width: int,
+    flip: Tensor | None,
+    *options: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    status, numbers = _fake_gather_tiles_out(images, places, boxes, height, width, flip)
+    data = boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.uint8)
+    return data, status, numbers
 
 
 @torch.library.register_fake("tarpeg::gather_tiles_out")  # type: ignore[untyped-decorator]
 def _fake_gather_tiles_out(
-    images: Sequence[Tensor], boxes: Tensor, height: int, width: int, flip: Tensor | None, *options: object
-) -> Tensor:
-    _check_batch(images, boxes, flip, name="images")
-    return boxes.new_empty((len(images),), dtype=torch.int32)
+    images: Sequence[Tensor],
+    places: Tensor | None,
+    boxes: Tensor,
+    height: int,
+    width: int,
+    flip: Tensor | None,
+    *options: object,
+) -> tuple[Tensor, Tensor]:
+    _check_batch(images, boxes, flip, name="images", places=places)
+    numbers = boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64)
+    return boxes.new_empty((boxes.shape[0],), dtype=torch.int32), numbers
 
 
 @torch.library.register_fake("tarpeg::decode_gathered")  # type: ignore[untyped-decorator]
 def _fake_decode_gathered(
-    data: Tensor, count: int, height: int, width: int, channels: int, work: int, threads: int
+    data: Tensor,
+    count: int,
+    height: int,
+    width: int,
+    channels: int,
+    work: int,
+    chunks: Sequence[int],
+    threads: int,
 ) -> tuple[Tensor, Tensor]:
     images = data.new_empty((count, height, width, channels)).permute(0, 3, 1, 2)
     return images, data.new_empty((count,), dtype=torch.int32)

@@ -30,6 +30,7 @@ from .manifest import MANIFEST, ShardEntry, entries, read_manifest
 from .pillow import IMAGE_EXTENSIONS, is_image_name
 from .sizes import Sizes, load_or_read, stamp_of
 from .source import LONGEST, Source, digest, integers, missing, plain
+from .spans import Spans
 from .tar import header_end, is_member
 from .wds_index import index_path, parse
 
@@ -175,12 +176,21 @@ class Shards(Source):
         Raises:
             IndexError: For an id outside 0..len-1.
         """
+        return list(self._views(self._image_places(ids, check), 0))
+
+    def spans(self, ids: npt.ArrayLike) -> Spans:
+        """Return the encoded images of samples ids [B] as ``images``, without a tensor of each."""
+        places = self._image_places(ids, check=True)
+        shards, places[0] = np.unique(places[0], return_inverse=True)
+        return Spans([(self._maps.get(shard) or self._map(shard))[0] for shard in shards.tolist()], places)
+
+    def _image_places(self, ids: npt.ArrayLike, check: bool) -> Int64:
         rows = self._checked(ids)
         members = self._index.member_ends[rows] + self._index.image[rows]
         places = self._places(rows, members)
         if check:
             self._compare(rows, members, places)
-        return list(self._views(places, 0))
+        return places
 
     def member_images(self, ids: npt.ArrayLike, extension: str) -> list[torch.Tensor | None]:
         """Return images as ``images``, in the members of that extension; None for samples without."""
