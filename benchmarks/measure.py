@@ -56,6 +56,7 @@ from .decode_peers import (
     views_contestants,
     views_input,
 )
+from .device import device_report
 from .loader import LoaderRun, measure_loaders
 from .loader_data import Advance, LoaderSettings, Show, size_label
 from .parity import ParitySettings, measure_parity
@@ -67,6 +68,7 @@ from .report import Report, Row
 from .targets import measure_targets
 
 _CROP = 256
+_ON_DEVICE, _DEVICE_IMAGES = ("crop", "resize"), 1024  # suites on a GPU, four batches of which need more
 _LINE_EVERY = 10.0  # seconds between lines of progress, without a terminal
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
@@ -150,6 +152,7 @@ def measure(
     parity: Mapping[str, Any] | None = None,
     parts: int | None = None,
     interpolation: decode.Interpolation = "bilinear",
+    threads: int | None = None,
 ) -> Report:
     """Measure `suite` on `images` synthetic photographs of `size` (see `Photos`), or on real ones.
 
@@ -161,8 +164,10 @@ def measure(
     synthetic ones; crop and resize without a `size` measure its JPEGs as they are. parts: number of these
     parts, by default as many as synthetic photographs, equally many of each file.
     tile: requested width of tiles in pixels. clock: "wall", or "cpu", the processor time of all threads, for
-    a machine that runs other programs, too. device: "cpu", or "cuda" for the augment suite. loader: settings
-    of the suites that load, see `LoaderSettings`. parity: see `ParitySettings`; this suite takes no `size`,
+    a machine that runs other programs, too. device: "cpu", or "cuda" for the augment, crop and resize suites;
+    the last two then measure 1,024 photographs, and other contestants, see ``device_peers``. threads: of each
+    of these on the host, by default as many as cores may be used. loader: settings of the suites that load,
+    see `LoaderSettings`. parity: see `ParitySettings`; this suite takes no `size`,
     and `images` is a directory or None, for the photographs in scikit-image and scikit-learn.
     interpolation: of the resize suite, bilinear, bicubic, lanczos or box.
 
@@ -188,15 +193,17 @@ def measure(
             )
             return measure_parity(report, folder, settings, ParitySettings.of(parity or {}), advance, show)
     given = images if folder is None else parts
-    count: Any = _SUITES[suite].images if given is None else given
+    on_device = device != "cpu" and suite in _ON_DEVICE
+    count: Any = given
+    if given is None:
+        count = _DEVICE_IMAGES if on_device else _SUITES[suite].images
     in_process = bool(_SUITES[suite].work)
     # An epoch of the loaders must fill a batch of 64; it has every photograph eight times.
     counted = "images" if folder is None else "parts"
     rounds = _SUITES[suite].rounds if rounds is None else rounds
     _check_least(suite, counted, count, 1 if in_process else 8)
     _check_least(suite, "rounds", rounds, 1)
-    if device != "cpu" and (device != "cuda" or suite != "augment" or not torch.cuda.is_available()):
-        raise ValueError(f"device={device!r} must be 'cpu', or 'cuda' for suite=augment if there is a GPU")
+    _check_device(suite, device, clock, interpolation, threads)
     pictures: dict[str, Any] = {"size": _SUITES[suite].size if size is None else size, "seed": seed}
     files: list[bytes] = []
     notes: tuple[str, ...] = ()
@@ -223,7 +230,10 @@ def measure(
         advance, show = stack.enter_context(_progress())
         if in_process:
             stack.enter_context(_one_thread())
-            report = _measure_in_process(report, photos, files, device, interpolation, advance)
+            if on_device:
+                report = _measure_on_device(report, photos, files, device, threads, advance)
+            else:
+                report = _measure_in_process(report, photos, files, device, interpolation, advance)
             return replace(report, missing=(*notes, *report.missing))
         run = LoaderRun(report, photos, settings, advance, show)
         suites = {"loader": measure_loaders, "recipes": measure_recipes, "targets": measure_targets}
@@ -242,6 +252,23 @@ def _check_choices(suite: str, clock: str, interpolation: str) -> None:
             raise ValueError(f"{name}={choice!r} must be one of {', '.join(choices)}")
     if suite != "resize" and interpolation != "bilinear":
         raise ValueError(f"interpolation={interpolation!r} needs suite=resize, got suite={suite}")
+
+
+def _check_device(
+    suite: str, device: str, clock: str, interpolation: decode.Interpolation, threads: int | None
+) -> None:
+    if device == "cpu":
+        if threads is not None:
+            raise ValueError(f"threads={threads!r} needs device=cuda and suite=crop or resize")
+        return
+    if device != "cuda" or suite not in ("augment", *_ON_DEVICE) or not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device!r} must be 'cpu', or 'cuda' for suite=augment, crop or resize if there is a GPU"
+        )
+    if suite in _ON_DEVICE and (clock, interpolation) != ("wall", "bilinear"):
+        raise ValueError(f"{device=} needs clock='wall' and interpolation='bilinear' for {suite=}")
+    if threads is not None:
+        _check_least(suite, "threads", threads, 1)
 
 
 def _check_least(suite: str, name: str, value: Any, least: int) -> None:
@@ -337,6 +364,24 @@ def _measure_in_process(
     if suite.peers:
         missing += (FFCV_MISSING,)
     return replace(report, groups=GROUPS, figures=figures, missing=missing)
+
+
+def _measure_on_device(
+    report: Report,
+    photos: Photos,
+    files: Sequence[bytes],
+    device: str,
+    threads: int | None,
+    advance: Advance,
+) -> Report:
+    jpegs: list[bytes] = []
+    for jpeg in files or _photographs(photos, report.images):
+        jpegs.append(jpeg)
+        advance("drawing", len(jpegs) / report.images)
+    crop = RandomCrop(_CROP) if report.suite == "crop" else RandomResizedCrop(SIZE)
+    report = replace(report, work=_SUITES[report.suite].work)
+    count = threads or usable_cores()
+    return device_report(report, jpegs, crop, photos.seed, torch.device(device, 0), count, advance)
 
 
 def _suite_of(name: str, interpolation: decode.Interpolation) -> _Suite:

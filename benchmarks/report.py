@@ -43,6 +43,17 @@ _PACKAGES = (
 _DECODE_COLUMNS = ("group", "name", "microseconds", "ratio", "mean", "maximum", "suite")
 _LOADER_COLUMNS = ("group", "name", "images_per_second", "ratio", "processor", "first", "mean", "maximum")
 _PARITY_COLUMNS = ("group", "name", "accuracy", "spread", "accuracies", "images", "suite")
+_DEVICE_COLUMNS = (
+    "group",
+    "name",
+    "images_per_second",
+    "microseconds",
+    "ratio",
+    "processor",
+    "mean",
+    "maximum",
+    "suite",
+)
 _ABOUT = ("machine", "versions", "date")
 
 # Heading and format of the columns of the table.
@@ -121,7 +132,8 @@ class Report:
     work: the task. groups: description of each group for the chart. comparison: meaning of speed and
     differences. figures: further results. missing: a line for each contestant that was left out. workers:
     processes or threads of each contestant of a loader suite; None if all of it ran on one thread. vectors:
-    vector code of this library, "none" for the portable code.
+    vector code of this library, "none" for the portable code. device: name of the GPU of a suite on a
+    device, in batches of ``batch``; workers are its host threads.
     """
 
     suite: str
@@ -138,6 +150,8 @@ class Report:
     missing: tuple[str, ...] = ()
     workers: int | None = None
     vectors: str = ""
+    device: str = ""
+    batch: int = 0
     machine: str = field(default_factory=machine_name)
     versions: str = field(default_factory=installed_versions)
     date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d"))
@@ -148,7 +162,9 @@ class Report:
         if self.suite == "parity":
             return self.work
         threads, clock = "one thread", ", processor time"
-        if self.workers is not None:
+        if self.device:
+            threads = f"in batches of {self.batch} to {self.device}, {self.workers} host threads"
+        elif self.workers is not None:
             threads, clock = f"{self.workers} workers or threads", f"{clock} / {self.workers}"
         return (
             f"{self.work}: {self.images} {self.size} photographs, {threads}, "
@@ -172,7 +188,8 @@ class Report:
         table = Table()
         for name in shown:
             is_text = name in ("group", "name")
-            table.add_column(_HEADINGS[name][0], justify="left" if is_text else "right", no_wrap=True)
+            heading = "measured" if self.device and name == "group" else _HEADINGS[name][0]
+            table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
         following = [*(row.group for row in self.rows[1:]), None]
         for row, group in zip(self.rows, following, strict=True):
             values = [(getattr(row, name), _HEADINGS[name][1]) for name in shown]
@@ -201,6 +218,8 @@ class Report:
         if self.suite == "parity":
             return (*_PARITY_COLUMNS, *_ABOUT)
         settings = ("size", "images", "rounds", "clock")
+        if self.device:
+            return (*_DEVICE_COLUMNS, *settings, "tile", "device", "batch", "workers", *_ABOUT)
         if self.workers is None:
             return (*_DECODE_COLUMNS, *settings, "tile", *_ABOUT)
         return (*_LOADER_COLUMNS, *settings, "workers", *_ABOUT)

@@ -36,7 +36,7 @@ def main(cfg: DictConfig) -> None:
     out = settings.pop("out")
     with one_line_errors("bench", ValueError):
         report = measure(**settings)
-    console = Console(width=None if sys.stdout.isatty() else 130, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(report.title, report.table(), sep="\n")
     for line in (*report.notes, *(f"written: {path}" for path in report.write(out))):
         console.print(line, markup=False, soft_wrap=True)

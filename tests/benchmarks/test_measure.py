@@ -242,7 +242,8 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_package_to_install(tm
         ({"images": 0}, "images=0 must be an integer of at least 1"),
         ({"suite": "loader", "images": 7}, "images=7 must be an integer of at least 8 for suite=loader"),
         ({"rounds": "few"}, "rounds='few' must be an integer of at least 1"),
-        ({"device": "cuda"}, "device='cuda' must be 'cpu', or 'cuda' for suite=augment"),
+        ({"device": "tpu"}, "device='tpu' must be 'cpu', or 'cuda' for suite=augment, crop or resize"),
+        ({"threads": 2}, "threads=2 needs device=cuda and suite=crop or resize"),
         ({"suite": "dali", "device": "cuda"}, "device='cuda' must be 'cpu', or 'cuda' for suite=augment"),
         ({"size": "huge"}, "size.*huge"),
         (
