@@ -359,7 +359,6 @@ def test_members_captions_and_tables(tmp_path):
 
 REFUSED = {
     "views=2 and image=": {"views": 2},
-    "targets=.*and image=": {"targets": tarpeg.Boxes("json:objects")},
     "crop=.*AspectBuckets.* and image=": {"crop": tarpeg.AspectBuckets(128, 32)},
     "crop=.*Patches.* and image=": {"crop": tarpeg.Patches(16, [16], 64)},
     "crop=.*Mosaic.* and image=": {"crop": tarpeg.Mosaic(32), "target": None},
