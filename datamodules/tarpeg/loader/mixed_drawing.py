@@ -61,6 +61,10 @@ class MixedDrawing(Drawing):
         (size,) = results or self.largest(request.epoch)
         return [self._drawn_together(request, sizes, size)]
 
+    def view(self, request: Request, number: int | Int64, sizes: npt.NDArray[np.int32], size: Size) -> View:
+        """Draw one view, of images of its own: the crops of all sources are the same."""
+        return super().view(self.located(request), number, sizes, size)
+
     def _drawn_together(self, request: Request, sizes: npt.NDArray[np.int32], size: Size) -> View:
         """Draw all numbers by one call: the first ones are the same, whatever their count."""
         origin = request.origin
