@@ -90,9 +90,13 @@ def by_source(loader, epochs=2):
 
 
 @pytest.mark.filterwarnings("ignore:.*takes its place")
-@pytest.mark.parametrize("case", CASES)
-def test_rows_are_those_of_each_source_alone(sources, case):
-    splits = splits_of(sources, **CASES[case])
+@pytest.mark.parametrize(
+    ("case", "names"), [*((case, "abc") for case in CASES), ("shared", "aba"), ("targets", "ccc")]
+)
+def test_rows_are_those_of_each_source_alone(sources, case, names):
+    """Of a cache among shards, and of shards or caches alone."""
+    given = {name: sources[each] for name, each in zip("abc", names, strict=True)}
+    splits = splits_of(given, **CASES[case])
     for own, split in zip(by_source(loader_of(splits)), splits.values(), strict=True):
         loader, alone = Loader(split, batch_size=1, workers=0), []
         while len(alone) < len(own):

@@ -47,7 +47,8 @@ class ManyFiles:
 
 def read_list(source: Source, ids: Int64, names: Sequence[str]) -> ManyFiles:
     """Read the images of these extensions of the samples ids [B]."""
-    if isinstance(source, Joined):  # some of its parts may be caches
+    if isinstance(source, Joined) and len({part.cached_images is None for part in source.parts}) > 1:
+        # Images of caches may have other extensions.
         return _joined([read_list(source.parts[part], own, names) for part, own in source.runs(ids)], names)
     count, files, lost = len(ids), list[Tensor](), dict[int, str]()
     taken: set[tuple[int, str]] = set()  # left.tpj is one image, not both of left.jpg and left.png
