@@ -359,7 +359,6 @@ def test_members_captions_and_tables(tmp_path):
 
 REFUSED = {
     "views=2 and image=": {"views": 2},
-    "targets=.*and image=": {"targets": tarpeg.Boxes("json:objects")},
     "crop=.*AspectBuckets.* and image=": {"crop": tarpeg.AspectBuckets(128, 32)},
     "crop=.*Patches.* and image=": {"crop": tarpeg.Patches(16, [16], 64)},
     "crop=.*Mosaic.* and image=": {"crop": tarpeg.Mosaic(32), "target": None},
@@ -407,8 +406,6 @@ def test_augments_that_move_images_apart_are_refused(tmp_path):
         loader_of(source, PATTERN, augment=heavy())
     apart = loader_of(source, LIST, augment=heavy(), shared_box=False)
     assert next(iter(apart)).image.shape == (2, 4, 3, 32, 32)
-    with pytest.raises(ValueError, match=r"sources\['a'\] of Mixture has image=\['left.jpg'"):
-        tarpeg.Mixture({"a": Split(source, CROP, image=LIST)}, weights={"a": 1})
 
 
 def test_what_the_shards_do_not_have(tmp_path, photos):

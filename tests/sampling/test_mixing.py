@@ -36,11 +36,11 @@ def test_each_sample_once_per_epoch_of_its_source_on_any_ranks(weights, batch, b
     found = [[] for _ in sizes]
     for epoch in (0, 1, 2):
         for k in range(min(mixed.length(epoch), 20)) if epoch == 2 else range(mixed.length(epoch)):
-            whole = flat(mixed.slices(epoch, k))
+            whole = flat(mixed.rows(epoch, k))
             assert len(whole) == batch
             assert batches == "stratified" or len({source for source, _, _ in whole}) == 1
             for world in (2, 3):
-                parts = [flat(mixed.slices(epoch, k, rank, world)) for rank in range(world)]
+                parts = [flat(mixed.rows(epoch, k, 1, rank, world)) for rank in range(world)]
                 assert sorted(row for part in parts for row in part) == sorted(whole)
                 assert [len(part) for part in parts] == [mixed.largest(rank, world) for rank in range(world)]
                 counts = np.array(
@@ -53,8 +53,22 @@ def test_each_sample_once_per_epoch_of_its_source_on_any_ranks(weights, batch, b
         assert positions == list(range(len(positions)))
 
 
-def flat(slices):
-    return [(source, epoch, place) for source, epoch, places in slices for place in places.tolist()]
+def flat(rows, k=0):
+    return list(zip(*(each[k].tolist() for each in rows), strict=True))
+
+
+@settings(max_examples=10, deadline=None)
+@given(WEIGHTS, st.integers(3, 20), st.integers(1, 3), st.integers(2, 7), st.data())
+def test_rows_of_many_batches_are_those_of_each(weights, batch, world, count, data):
+    mixed = mixing(weights, [data.draw(st.integers(1, 30)) for _ in weights], batch, stopping="all_exhausted")
+    for epoch in (0, 3):
+        length = mixed.length(epoch)
+        for first in range(0, length, count):
+            for rank in range(world):
+                many = mixed.rows(epoch, first, count, rank, world)
+                assert len(many.places) == min(count, length - first)
+                for k in range(len(many.places)):
+                    assert flat(many, k) == flat(mixed.rows(epoch, first + k, 1, rank, world))
 
 
 def test_shares_change_by_epoch_and_go_on_where_they_were():

@@ -403,8 +403,15 @@ def _cards_of_many(
         options = {"views": split.view_groups, "is_augmented": fetcher.dtype != torch.uint8}
         batch = augment_on_arrival(augment, batch, fetcher.seed, request, **options)
     modules: list[Any] = [*modules_of(augment)] or [None]
+    moved: Sequence[View] = ()
+    if split.targets is not None:
+        moved = fetcher.target_views(request.views)
+        if augment is not None and augment.training:  # the loader moved none for it
+            sizes = [images.shape[-2:] for images in by_view(batch.image, split.view_groups)]
+            moved = moved_views(augment, moved, sizes, fetcher.seed, request)
     for row, id in enumerate(request.ids[:limit].tolist()):
-        card = Card(fetcher.shards.keys([id])[0], _label(batch.label[row], classes))
+        label = "" if isinstance(batch, TARGET_BATCHES) else _label(batch.label[row], classes)
+        card = Card(fetcher.shards.keys([id])[0], label)
         if split.image_pattern is None:
             files = read_list(fetcher.shards, request.ids[row : row + 1], split.image_names)
             results: Sequence[Tensor] = [part[row] for part in by_view(batch.image, split.view_groups)]
@@ -424,8 +431,11 @@ def _cards_of_many(
             except DecodeError:
                 gray = Image.new("RGB", (_SIDE, _SIDE), "#c9ced5")
                 card.add(gray, "cannot be decoded: replaced by another sample")
-            module = modules[number if len(modules) > 1 else 0]
-            card.add(_fitted(_picture(module, image)), "crop, mirrored" if view.flips[0] else "crop")
+            shown = _fitted(_picture(modules[number if len(modules) > 1 else 0], image))
+            if moved and name:
+                found = moved_targets(split.targets, fetcher.shards, id, moved[number].row(row))
+                shown = with_targets(shown, found, image.shape[-2:])
+            card.add(shown, "crop, mirrored" if view.flips[0] else "crop")
         cards.append(card)
     return cards
 

@@ -32,6 +32,8 @@ _CROP = 0
 _PARTNERS = 4  # 1 to 3 are taken; 6 is loader.text's
 _OBJECTS = 5
 
+_LEAST = np.array([0, 0, 1, 1])  # of a box
+
 Size = tuple[int, int]
 
 
@@ -159,7 +161,8 @@ class Drawing:
         table = np.zeros((len(view), 12), np.int32)
         table[:, 0] = np.arange(first, first + len(view))
         table[:, 3:5] = view.size
-        table[:, 5:9] = np.where(view.is_known[:, None], view.all_places, (0, 0, 1, 1))
+        table[:, 5:9] = view.all_places
+        table[~view.is_known, 5:9] = (0, 0, 1, 1)
         table[:, 9:] = levels_of(crop, self.split.channels)
         return table
 
@@ -281,16 +284,21 @@ class Drawing:
                 f"{crop!r}: boxes must be integers [{len(ids)}, 4], or [{len(ids)}, 8] with their places in "
                 f"the results, got {boxes.dtype} {boxes.shape}"
             )
-        corner, size = boxes[:, :2].astype(np.int64), boxes[:, 2:4].astype(np.int64)
-        is_outside = ((corner < 0) | (size < 1) | (corner + size > sizes)).any(axis=1)
-        if is_outside.any():
-            row = int(is_outside.argmax())
+        if not _are_inside(boxes, sizes):
+            row = next(row for row in range(len(boxes)) if not _are_inside(boxes[[row]], sizes[[row]]))
             height, width = sizes[row].tolist()
             raise BoxError(
                 f"{where_of(self.source, int(ids[row]))}: {crop!r} returned the box (top, left, height, "
                 f"width) = {tuple(boxes[row].tolist())}, which is outside the image of {height} x {width}"
             )
         return np.ascontiguousarray(boxes, dtype=np.int32)
+
+
+def _are_inside(boxes: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> bool:
+    """Whether all boxes are in their images, and of at least one pixel."""
+    whole = boxes[:, :4].astype(np.int64)
+    room = sizes - whole[:, :2] - whole[:, 2:]
+    return bool(room.min(initial=0) >= 0 and (whole - _LEAST).min(initial=0) >= 0)
 
 
 def pair(size: Sequence[int]) -> Size:
@@ -310,11 +318,10 @@ def _placed(methods: CropMethods, view: View) -> View:
         places = boxes[:, 4:]
     else:
         places = mirrored(boxes[:, 4:], view.flips, width)
-    corner, size = places[:, :2].astype(np.int64), places[:, 2:].astype(np.int64)
-    is_known = boxes[:, 2] > 0
-    is_outside = ((corner < 0) | (size < 1) | (corner + size > (height, width))).any(axis=1) & is_known
-    if is_outside.any():
-        place = tuple(boxes[int(is_outside.argmax()), 4:].tolist())
+    is_known, whole = boxes[:, 2] > 0, np.array([[height, width]])
+    if not _are_inside(places[is_known], whole):
+        row = next(row for row in np.flatnonzero(is_known) if not _are_inside(places[[row]], whole))
+        place = tuple(boxes[row, 4:].tolist())
         raise BoxError(
             f"{methods.crop!r} returned the place (top, left, height, width) = {place}, which is outside its "
             f"result of {height} x {width}"

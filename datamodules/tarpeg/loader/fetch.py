@@ -58,7 +58,7 @@ from .composing import Composer
 from .config import OnError
 from .drawing import BoxError, Drawing, Size, pair
 from .fallback import Fallback
-from .many import ManyImages, RaggedSubstitutes
+from .many import ManyImages, RaggedSubstitutes, target_views, unlike_first
 from .mixed_drawing import MixedDrawing
 from .naflex import write_patches
 from .outcomes import Outcomes
@@ -613,7 +613,12 @@ class Fetcher:
             batch = self.labelled(of_sizes(images), replaced.ids, labels, made.values)
         else:
             batch = self._with_targets(
-                of_sizes(images), replaced.ids, made.values, views, replaced.left_out, decoded.carried
+                of_sizes(images),
+                replaced.ids,
+                made.values,
+                self.target_views(views),
+                replaced.left_out,
+                decoded.carried,
             )
         first = decoded.non_jpeg
         if first is not None:
@@ -640,14 +645,29 @@ class Fetcher:
         if self.split.targets is None:
             return []
         values: list[Any] = [None] * len(ids)
-        rows = (decoded.status.numpy() == Status.OK).nonzero()[0]
+        is_good = decoded.status.numpy() == Status.OK
+        if self.split.image is not None and not self.split.shares_box:
+            for row, reason in unlike_first(views, self.split.image_names).items():
+                if is_good[row]:
+                    values[row] = ShardError(
+                        f"{self.where(int(ids[row]))}: {reason}: with targets= and shared_box=False, the "
+                        "images of a sample need one size"
+                    )
+                is_good[row] = False
+        rows = is_good.nonzero()[0]
         if not len(rows):
             return values
-        drawn = [view.rows(rows) for view in views]
+        drawn = [view.rows(rows) for view in self.target_views(views)]
         found = read_targets(self.shards, ids[rows], drawn, self.split.targets, threads)
         for row, value in zip(rows.tolist(), found, strict=True):
             values[row] = value
         return values
+
+    def target_views(self, views: Sequence[View]) -> Sequence[View]:
+        """Return the views by which targets follow the images of these views."""
+        if self.split.image is None:
+            return views
+        return target_views(views, is_shared=self.split.shares_box)
 
     def _read_texts(self, request: Request, decoded: Decoded) -> list[Any]:
         """Read the captions of each decoded image, a ShardError for a broken one."""

@@ -90,7 +90,10 @@ class _Labels(Labels):
 
 
 def _are_alike(one: Fetcher, other: Fetcher) -> bool:
-    """Whether the rows of two sources are made by the same steps, apart from boxes and flips."""
+    """Whether the rows of two sources are made by the same steps, apart from boxes and flips.
+
+    Of samples with several images, boxes and flips are the same steps, too.
+    """
     splits, pipelines = (one.split, other.split), (one.split.pipelines[0], other.split.pipelines[0])
     crops: list[Any] = [pipeline.crop for pipeline in pipelines]
     sizes = [tuple(crop.size) for crop in crops]
@@ -102,7 +105,15 @@ def _are_alike(one: Fetcher, other: Fetcher) -> bool:
     ]
     if any(has_own_steps) and not _is_same(*crops):
         return False
-    names = ("members", "decode", "targets")
+    names = ["members", "decode", "targets"]
+    if any(split.image is not None for split in splits):
+        names += ["image_names", "shares_box", "flip"]
+        views = [split.pipelines for split in splits]
+        if len(views[0]) != len(views[1]) or not all(
+            _is_same(one.crop, other.crop) and one.flip == other.flip and _have_the_same_steps(one, other)
+            for one, other in zip(*views, strict=True)
+        ):
+            return False
     return _have_the_same_steps(*pipelines) and all(
         _is_same(getattr(splits[0], name), getattr(splits[1], name)) for name in names
     )

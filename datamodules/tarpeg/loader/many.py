@@ -88,6 +88,35 @@ def _as_first(first: View, rows: Int64, sizes: Int32, size: Size) -> View:
     return View(sizes.copy(), moved.astype(np.int32), first.flips[rows], size, places=places)
 
 
+def target_views(views: Sequence[View], *, is_shared: bool) -> list[View]:
+    """Return the views by which the targets of a sample, in pixels of its first image, follow each image.
+
+    Args:
+        views: Of the images of a list, with or without an affine.
+        is_shared: Whether all show the box of the first: then the targets show it too, whatever the sizes of
+            the other images.
+    """
+    first = views[0]
+    if not is_shared:
+        return list(views)
+    return [first, *(replace(view, sizes=first.sizes, boxes=first.boxes) for view in views[1:])]
+
+
+def unlike_first(views: Sequence[View], names: Sequence[str]) -> dict[int, str]:
+    """Return the rows with an image that has not the size of the first, and a text of which.
+
+    Args:
+        views: Of the images of a list.
+        names: Their extensions.
+    """
+    found: dict[int, str] = {}
+    for view, name in zip(views[1:], names[1:], strict=True):
+        for row in np.flatnonzero((view.sizes != views[0].sizes).any(axis=1)).tolist():
+            sizes = [" x ".join(map(str, each.sizes[row].tolist())) for each in (view, views[0])]
+            found.setdefault(row, f"image {name!r} is {sizes[0]}, and {names[0]!r} is {sizes[1]}")
+    return found
+
+
 def outcome(
     files: ManyFiles, count: int, images: list[Tensor], parts: Sequence[tuple[Decoded, Int64]]
 ) -> Decoded:

@@ -9,6 +9,7 @@ from typing import Any
 from ..sampling.buckets import AspectBuckets
 from ..sampling.crops import CenterCrop, RandomCrop, RandomResizedCrop, Whole, crop_at, methods_of
 from ..sampling.sampler import shown
+from ..targets.protocols import type_names
 from ..transforms.pipeline import Uncropped
 
 _PLAIN = (CenterCrop, RandomCrop, RandomResizedCrop, Whole)
@@ -25,12 +26,13 @@ def check_many(split: Any) -> None:
         return
     if split.shared_box not in (None, True, False):
         raise ValueError(f"shared_box={split.shared_box!r} must be True, False, or None for its default")
-    if split.targets is not None:
-        raise ValueError(
-            f"targets={shown(split.targets)} and {given}: targets follow one image; read what belongs to "
-            "several by members= and decode="
-        )
     pattern = split.image_pattern
+    if split.targets is not None and pattern is not None:
+        raise ValueError(
+            f"targets={type_names(split.targets)} and {given}: targets follow the images of a list, as many "
+            "in each sample. Give a list of extensions; or read what belongs to a pattern by members= and "
+            "decode="
+        )
     if pattern is not None and split.streaming:
         raise ValueError(
             f"streaming={shown(split.streaming)} and {given}: memory is reserved for the most images of a "

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..sampling.geometry import Int32
 from ..sampling.rng import Int64
 from ..shards.image_names import Pattern, stored_names
+from ..shards.joined import Joined
 from ..shards.source import Source
 
 
@@ -46,6 +47,9 @@ class ManyFiles:
 
 def read_list(source: Source, ids: Int64, names: Sequence[str]) -> ManyFiles:
     """Read the images of these extensions of the samples ids [B]."""
+    if isinstance(source, Joined) and len({part.cached_images is None for part in source.parts}) > 1:
+        # Images of caches may have other extensions.
+        return _joined([read_list(source.parts[part], own, names) for part, own in source.runs(ids)], names)
     count, files, lost = len(ids), list[Tensor](), dict[int, str]()
     taken: set[tuple[int, str]] = set()  # left.tpj is one image, not both of left.jpg and left.png
     for name in names:
@@ -96,6 +100,27 @@ def read_pattern(source: Source, ids: Int64, pattern: Pattern) -> ManyFiles:
             else:
                 files[place] = file
     return ManyFiles(of_rows, np.array(numbers, np.int64), files, names, lost)
+
+
+def _joined(parts: Sequence[ManyFiles], names: Sequence[str]) -> ManyFiles:
+    """Return the images of these extensions of the samples of several parts, one after another."""
+    counts = [len(part.files) // len(names) for part in parts]
+    count, begins = sum(counts), np.cumsum([0, *counts]).tolist()
+    files = list[Tensor]()
+    for number in range(len(names)):
+        for part, own in zip(parts, counts, strict=True):
+            files += part.files[number * own : (number + 1) * own]
+    return ManyFiles(
+        rows=np.tile(np.arange(count), len(names)),
+        numbers=np.repeat(np.arange(len(names)), count),
+        files=files,
+        names=np.repeat(np.array(names, object), count).tolist(),
+        lost={
+            begin + row: text
+            for part, begin in zip(parts, begins, strict=False)
+            for row, text in part.lost.items()
+        },
+    )
 
 
 def _nothing() -> Tensor:

@@ -36,6 +36,7 @@ class MixedDrawing(Drawing):
         self._are_alone = any(each.boxes_among or each.at_size for each in self._crops)
         self._are_alike = _are_alike([each.crop for each in self._crops])
         self._flips = np.array([each.split.pipelines[0].flip for each in self.drawings])
+        self._levels = np.array([levels_of(each.crop, self.split.channels) for each in self._crops])
 
     def located(self, request: Request) -> Request:
         """Return the request with the origin of its samples: by their numbers, if it has none."""
@@ -60,19 +61,26 @@ class MixedDrawing(Drawing):
         (size,) = results or self.largest(request.epoch)
         return [self._drawn_together(request, sizes, size)]
 
+    def view(self, request: Request, number: int | Int64, sizes: npt.NDArray[np.int32], size: Size) -> View:
+        """Draw one view, of images of its own: the crops of all sources are the same."""
+        return super().view(self.located(request), number, sizes, size)
+
     def _drawn_together(self, request: Request, sizes: npt.NDArray[np.int32], size: Size) -> View:
         """Draw all numbers by one call: the first ones are the same, whatever their count."""
         origin = request.origin
         assert origin is not None
-        uniforms, boxes = self.uniforms(request, 0, self._most), []
+        uniforms = self.uniforms(request, 0, self._most)
+        boxes, columns = np.empty((len(sizes), 8), np.int32), 4
+        boxes[:, 4:] = (0, 0, *size)  # without a place, a box becomes the whole result
         for rows, source, _ in origin.runs():
             crop = self._crops[source].crop
             draws = uniforms[rows, 1 : crop.draws + 1]
-            boxes.append(self.drawings[source].known_boxes(crop, sizes[rows], draws, origin.ids[rows]))
-        if any(each.shape[1] == 8 for each in boxes):
-            boxes = [_with_places(each, size) for each in boxes]
+            found = self.drawings[source].known_boxes(crop, sizes[rows], draws, origin.ids[rows])
+            boxes[rows, : found.shape[1]] = found
+            columns = max(columns, found.shape[1])
         flips = uniforms[:, 0] < self._flips[origin.sources]
-        return self.placed(self._crops[0], View(sizes.copy(), np.concatenate(boxes), flips, size))
+        view = View(sizes.copy(), np.ascontiguousarray(boxes[:, :columns]), flips, size)
+        return self.placed(self._crops[0], view)
 
     def places(
         self, views: Sequence[View], order: Sequence[int], request: Request, first: int = 0
@@ -80,8 +88,9 @@ class MixedDrawing(Drawing):
         """Return where the boxes of all rows go, each in the colour of its source's crop."""
         found = super().places(views, order, request, first)
         if found is not None:
-            for rows, drawing, own in self._runs(self.located(request)):
-                found[rows, 9:] = levels_of(drawing.crops(own.epoch)[0].crop, self.split.channels)
+            origin = self.located(request).origin
+            assert origin is not None
+            found[:, 9:] = self._levels[origin.sources]
         return found
 
     def flip_shares(self, ids: Int64, number: int) -> Float64:
@@ -113,14 +122,6 @@ class MixedDrawing(Drawing):
                 self.drawings[source],
                 Request(epoch, origin.ids[rows], origin.occurrence[rows], size=request.size),
             )
-
-
-def _with_places(boxes: Int32, size: Size) -> Int32:
-    """Return boxes [B, 8], each with its place; without one, it becomes the whole result."""
-    if boxes.shape[1] == 8:
-        return boxes
-    whole = np.tile(np.array([0, 0, *size], np.int32), (len(boxes), 1))
-    return np.concatenate([boxes, whole], axis=1)
 
 
 def _are_alike(crops: Sequence[Crop]) -> bool:

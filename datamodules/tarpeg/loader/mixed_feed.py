@@ -14,6 +14,7 @@ from .batch import FetchResult
 from .buffers import Runner
 
 _ORDERS = 2  # epochs of a source whose order is kept: a batch may have the end of one and the next
+_AHEAD = 16  # batches whose samples are found by one call, which takes as long as that for one
 
 
 class _Epochs(EpochCounter):
@@ -95,25 +96,46 @@ def _requests_of(
     drawn: list[dict[int, tuple[Int64, Int64 | None]]] = [{} for _ in orders]
     while True:
         positions = mixing.first_positions(epoch)
-        before = positions // np.asarray(mixing.sizes)
-        for k in range(first, mixing.length(epoch)):
-            slices = mixing.slices(epoch, k, *part, positions)
-            ids, again = [], []
-            for source, number, places in slices:
-                known = drawn[source]
-                if number not in known:
-                    known[number] = orders[source].draw_epoch(number)
-                    for old in sorted(known)[:-_ORDERS]:
-                        del known[old]
-                order, occurrence = known.get(number) or orders[source].draw_epoch(number)
-                ids.append(order[places])
-                again.append(np.zeros_like(places) if occurrence is None else occurrence[places])
-            counts = [len(each) for each in ids]
-            sources = np.repeat([each.source for each in slices], counts)
-            epochs = np.repeat([each.epoch for each in slices], counts)
-            origin = Origin(sources, epochs, np.concatenate(ids), np.concatenate(again))
-            times = epochs - before[sources] + origin.occurrence
-            yield Request(epoch, offsets[sources] + origin.ids, times, origin=origin)
+        before, length = positions // np.asarray(mixing.sizes), mixing.length(epoch)
+        for k in range(first, length, _AHEAD):
+            sources, epochs, places = mixing.rows(epoch, k, _AHEAD, *part, positions)
+            ids, again = np.empty_like(places), np.zeros_like(places)
+            for source, known in enumerate(drawn):
+                _fill(ids, again, places, np.where(sources == source, epochs, -1), orders[source], known)
+            times, numbers = epochs - before[sources] + again, offsets[sources] + ids
+            for row in range(len(ids)):
+                origin = Origin(sources[row], epochs[row], ids[row], again[row])
+                yield Request(epoch, numbers[row], times[row], origin=origin)
         epoch, first = epoch + 1, 0
         if not continues(epoch):
             return
+
+
+def _fill(
+    ids: Int64,
+    again: Int64,
+    places: Int64,
+    epochs: Int64,
+    order: Sampler,
+    known: dict[int, tuple[Int64, Int64 | None]],
+) -> None:
+    """Write the samples of one source, and how often each came before in its epoch.
+
+    Args:
+        ids: Written, where the rows are of this source.
+        again: As ``ids``.
+        places: Of the rows in the order of their epoch.
+        epochs: Of the source; -1 in the rows of others.
+        order: Of its samples.
+        known: The orders of its latest epochs.
+    """
+    for number in np.unique(epochs[epochs >= 0]).tolist():
+        if number not in known:
+            known[number] = order.draw_epoch(number)
+            for old in sorted(known)[:-_ORDERS]:
+                del known[old]
+        samples, occurrence = known.get(number) or order.draw_epoch(number)
+        rows = epochs == number
+        ids[rows] = samples[places[rows]]
+        if occurrence is not None:
+            again[rows] = occurrence[places[rows]]

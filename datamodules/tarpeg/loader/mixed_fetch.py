@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from .batch import (
     Images,
     Shape,
     TargetBatch,
+    by_size,
     empty_images,
 )
 from .fetch import OF_THE_RESULT, Fetcher, check_forks
@@ -78,6 +80,11 @@ class MixedFetcher:
         """Describe a sample of which the source is not known."""
         return f"sample {id} of one of the sources of the mixture"
 
+    @property
+    def groups(self) -> list[list[int]]:
+        """Numbers of the sources that are fetched together."""
+        return [np.flatnonzero(self._group_of == group).tolist() for group in range(len(self._groups))]
+
     def first_of(self, request: Request) -> str:
         """Describe the first sample of a batch."""
         origin = request.origin
@@ -92,16 +99,16 @@ class MixedFetcher:
 
     def shape(self, request: Request) -> Shape:
         """Shape of the images."""
-        part = self._split(request)[0]
-        shape = self._groups[part.group].shape(part.request)
-        return (len(request.ids), *shape[1:])
+        parts = self._split(request)
+        shape: Any = self._groups[parts[0].group].shape(parts[0].request)
+        return shape if len(parts) == 1 else (len(request.ids), *shape[1:])
 
     def views_of(self, request: Request) -> list[View]:
         """Draw the view of a batch from the sizes of its images, which the indexes have: none is read."""
         views = []
         for part in self._split(request):
             views += self._groups[part.group].views_of(part.request)
-        return [joined(views)]
+        return views if len(self._groups) == 1 else [joined(views)]
 
     def read_texts(self, request: Request) -> list[Any]:
         """Read the captions of samples, see ``Fetcher.read_texts``."""
@@ -115,9 +122,9 @@ class MixedFetcher:
         request = Request(0, np.zeros(count, np.int64))
         found = []
         for fetcher in self._groups:
-            shape: Any = fetcher.shape(request)
+            numbers = sum(map(math.prod, by_size(fetcher.shape(request))))
             wider = self.dtype.itemsize - fetcher.dtype.itemsize
-            found.append(fetcher.nbytes(request) + max(wider, 0) * int(np.prod(shape)))
+            found.append(fetcher.nbytes(request) + max(wider, 0) * numbers)
         return max(found)
 
     def fetch(

@@ -43,7 +43,7 @@ class Mixture:
 
     Args:
         sources: Splits by name. Their images have one shape and type, or for ``batches="per_source"`` one
-            type; their labels one type.
+            type; their labels one type. With a list ``image=`` they may differ in shards, order and labels.
         weights: Share of each source in the rows, at least 0; the sum need not be 1. By epoch of the mixture,
             ``{0: {...}, 10: {...}}``, the shares change there.
         repeat: In place of ``weights``: how many epochs of each source are in one of the mixture; it may be a
@@ -120,9 +120,9 @@ class Mixture:
 def _check_supported(name: str, split: Split) -> None:
     refused = {
         "streaming": bool(split.streaming),
-        f"image={split.image!r}": split.image is not None,
+        f"image={split.image!r}, a pattern": split.image_pattern is not None,
         "members=SizeAndCrop()": bool(split.conditions),
-        "views": len(split.pipelines) > 1,
+        "views": len(split.pipelines) > 1 and split.image is None,
         "repeats": split.repeats > 1,
         "crop=AspectBuckets(...)": split.buckets is not None,
         "crop=Patches(...)": split.patches is not None,
@@ -134,7 +134,7 @@ def _check_supported(name: str, split: Split) -> None:
         if is_given:
             raise ValueError(
                 f"sources[{name!r}] of Mixture has {argument}, which a mixture cannot have: its sources are "
-                "indexed splits with one view, whose images have one size in all epochs"
+                "indexed splits with one view, or a list image=, whose images have one size in all epochs"
             )
 
 
@@ -243,7 +243,25 @@ class MixtureLoader(Loader):
         from .mixed_fetch import MixedFetcher
 
         fetchers = [fetcher for _, fetcher in self._sources.values()]
-        return self._mixed, MixedFetcher(fetchers, self.split, config.seed)
+        fetcher = MixedFetcher(fetchers, self.split, config.seed)
+        self._check_images(fetcher.groups)
+        return self._mixed, fetcher
+
+    def _check_images(self, groups: list[list[int]]) -> None:
+        """Raise ValueError for samples with several images that are not fetched together.
+
+        Args:
+            groups: Numbers of the sources that are.
+        """
+        splits = list(self.mixture.sources.items())
+        if len(groups) == 1 or all(split.image is None for _, split in splits):
+            return
+        (one, split), (other, _) = splits[0], splits[groups[1][0]]
+        raise ValueError(
+            f"the sources {one!r} and {other!r} of the mixture, of which some have image=, the first "
+            f"image={split.image!r}, differ in more than shards, order and labels: give all the same image=, "
+            "shared_box=, crop=, flip=, transform=, targets= and members="
+        )
 
     def _opened(self, name: str, split: Split) -> Source:
         """Open the samples of a source."""

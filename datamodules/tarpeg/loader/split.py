@@ -84,7 +84,8 @@ class Split:
         repeats: Repeated augmentation, for training: each sample comes so many times in a row. An epoch keeps
             its length. Not with ``weights``, ``streaming`` or ``shuffle=False``.
         targets: A ``Target``, or a dict of them by name, in place of the label: what is read from a sample
-            and moved as its image is. Batches are ``TargetBatch``.
+            and moved as its image is. Batches are ``TargetBatch``. With a list ``image=``, they are those of
+            the first image, and ``targets`` has them as each of the images shows them.
         labels: A table with the labels: the path of a CSV or Parquet file, or a DataFrame; ``target`` are
             columns of it. A column of names is a class, one of whole numbers int64, others float32.
         key: Column of ``labels`` with the names of the images: keys or paths, with or without extension and

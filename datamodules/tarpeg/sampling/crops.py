@@ -125,17 +125,21 @@ class RandomResizedCrop:
         areas = (height * width) * (low + uniforms[:, : self.tries] * (high - low))
         low, high = (math.log(bound) for bound in self.ratio)
         ratios = np.exp(low + uniforms[:, self.tries : 2 * self.tries] * (high - low))
-        widths, heights = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
-        fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
-        first = np.arange(len(fits)), fits.argmax(axis=1)
-        size = np.stack([heights[first], widths[first]], axis=1).astype(np.int64)
-        found = fits[first][:, None]
-        if not found.all():  # rarely
-            shape = np.clip(width / height, self.ratio[0], self.ratio[1])
-            central = np.concatenate(
-                [np.minimum(height, width / shape), np.minimum(width, height * shape)], 1
-            )
-            size = np.where(found, size, np.maximum(np.rint(central), 1).astype(np.int64))
+        # Of a few rows the number of calls is the cost: heights and widths are one array.
+        sides = np.empty((2, *areas.shape))
+        np.divide(areas, ratios, out=sides[0])
+        np.multiply(areas, ratios, out=sides[1])
+        np.rint(np.sqrt(sides, out=sides), out=sides)
+        fits = np.logical_and.reduce((sides >= 1) & (sides <= image.T[:, :, None]), axis=0)
+        rows, first = np.arange(len(fits)), fits.argmax(axis=1)
+        size = sides[:, rows, first].T.astype(np.int64)
+        found = fits[rows, first]
+        if found.all():  # mostly
+            return _joined(_placed(image, size, uniforms[:, -2:]), size)
+        found = found[:, None]
+        shape = np.clip(width / height, self.ratio[0], self.ratio[1])
+        central = np.concatenate([np.minimum(height, width / shape), np.minimum(width, height * shape)], 1)
+        size = np.where(found, size, np.maximum(np.rint(central), 1).astype(np.int64))
         place = _placed(image, size, uniforms[:, -2:])
         return _joined(np.where(found, place, (image - size) // 2), size)
 
@@ -259,7 +263,10 @@ class RandomCrop:
         return np.concatenate([begin, end - begin, begin - corner, end - begin], axis=1).astype(np.int32)
 
     def _refuse_small(self, sizes: Int64, fitted: Int64) -> None:
-        is_small = (fitted != self.size).any(axis=1) & (sizes.min(axis=1, initial=1) > 0)
+        is_fitted = fitted != self.size
+        if not is_fitted.any():
+            return
+        is_small = is_fitted.any(axis=1) & (sizes.min(axis=1, initial=1) > 0)
         if is_small.any():
             row = int(is_small.argmax())
             height, width = sizes[row].tolist()
@@ -456,12 +463,17 @@ def _checked(sizes: npt.ArrayLike, draws: npt.ArrayLike | None, count: int) -> t
         raise ValueError(f"sizes must be integers [B, 2], not {image.dtype} {list(image.shape)}")
     if uniforms.shape != (len(image), count):
         raise ValueError(f"draws must be [{len(image)}, {count}], not {list(uniforms.shape)}")
+    if image.size and image.min() >= 1:
+        return image.astype(np.int64), uniforms
     # An undecodable image has size (0, 0); as one pixel it gets a valid box.
     return np.where(image.min(axis=1, keepdims=True, initial=1) < 1, 1, image).astype(np.int64), uniforms
 
 
 def _fitted(image: Int64, wanted: Int64, shape: tuple[int, int]) -> Int64:
     """Box sizes [B, 2]: ``wanted``, [2] or [B, 2], if it fits, else the largest box of that shape."""
+    if (wanted <= image).all():
+        same = np.empty_like(image)
+        return np.maximum(wanted, 1, out=same)
     height, width = image[:, :1], image[:, 1:]
     wide, high = _divided(height * shape[1], shape[0]), _divided(width * shape[0], shape[1])
     largest = np.concatenate([np.minimum(height, high), np.minimum(width, wide)], axis=1)
@@ -477,10 +489,13 @@ def _divided(numbers: Int64, by: int) -> Int64:
 
 def _placed(image: Int64, size: Int64, uniforms: Float64) -> Int64:
     """Top and left [B, 2], uniform over all places where the box is inside the image."""
-    places = image - size + 1
-    place: Int64 = np.minimum((uniforms * places).astype(np.int64), places - 1)
+    room = image - size
+    place: Int64 = np.minimum((uniforms * (room + 1)).astype(np.int64), room)
     return place
 
 
 def _joined(place: Int64, size: Int64) -> Int32:
-    return np.concatenate([place, size], axis=1).astype(np.int32)
+    boxes = np.empty((len(size), 4), np.int32)
+    boxes[:, :2] = place
+    boxes[:, 2:] = size
+    return boxes

@@ -22,17 +22,17 @@ _TOLERANCE = 1e-9
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-class Slice(NamedTuple):
-    """A part of a batch: neighbours in one epoch of one source.
+class Rows(NamedTuple):
+    """The rows of several batches, source after source, int64 [batches, rows of a batch] each.
 
     Attributes:
-        source: Number of the source.
-        epoch: Epoch of the source.
-        places: Places in the order of that epoch, int64, at least one.
+        sources: Number of the source.
+        epochs: Epoch of the source, which ascends from row to row of a source.
+        places: Place in the order of that epoch.
     """
 
-    source: int
-    epoch: int
+    sources: Int64
+    epochs: Int64
     places: Int64
 
 
@@ -147,33 +147,30 @@ class Mixing:
             found += (end - self.shares[number].epoch) * self.stages[number].begins[-1]
         return found
 
-    def slices(
-        self, epoch: int, k: int, rank: int = 0, world: int = 1, before: Int64 | None = None
-    ) -> list[Slice]:
-        """Return a rank's part of batch ``k`` of an epoch.
+    def rows(
+        self,
+        epoch: int,
+        first: int,
+        count: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        before: Int64 | None = None,
+    ) -> Rows:
+        """Return a rank's part of ``count`` batches of an epoch, from batch ``first`` on.
 
-        The rows of the batch, source after source, go to the ranks in turn. ``before``: ``first_positions``
-        of the epoch, if they are known.
+        The rows of a batch, source after source, go to the ranks in turn. ``before``: ``first_positions`` of
+        the epoch, if they are known.
         """
         stage = self.stages[self._stage(epoch)]
-        begins = (self.first_positions(epoch) if before is None else before) + stage.begins[k]
-        found: list[Slice] = []
-        row = 0
-        for source, count in enumerate(stage.counts[k].tolist()):
-            positions = begins[source] + np.arange((rank - row) % world, count, world)
-            row += count
-            if not len(positions):
-                continue
-            # The positions ascend: most are in one epoch.
-            size = self.sizes[source]
-            first, last = int(positions[0]) // size, int(positions[-1]) // size
-            if first == last:
-                found.append(Slice(source, first, positions - first * size))
-                continue
-            epochs, places = np.divmod(positions, size)
-            for number in np.unique(epochs).tolist():
-                found.append(Slice(source, number, places[epochs == number]))
-        return found
+        counts = stage.counts[first : first + count]
+        begins = stage.begins[first : first + len(counts)]
+        begins = begins + (self.first_positions(epoch) if before is None else before)
+        rows, ends = np.arange(rank, self.global_batch, world), np.cumsum(counts, axis=1)
+        sources = (rows[:, None] >= ends[:, None, :]).sum(axis=2)
+        # A row's position in the endless sequence of its source is its number in the batch, and this:
+        shifts = begins - (ends - counts)
+        positions = np.take_along_axis(shifts, sources, axis=1) + rows
+        return Rows(sources, *np.divmod(positions, np.asarray(self.sizes)[sources]))
 
     def largest(self, rank: int, world: int) -> int:
         """Count the samples of the rank's part of each batch."""

@@ -208,8 +208,9 @@ def within(boxes: Int32, size: tuple[int, int]) -> Int32:
 
 def mirrored(places: Int32, flips: npt.NDArray[np.bool_], width: int) -> Int32:
     """Return places [B, 4] in a result of that width, mirrored with it where ``flips``."""
-    left = np.where(flips, width - places[:, 1] - places[:, 3], places[:, 1])
-    return np.stack([places[:, 0], left, places[:, 2], places[:, 3]], axis=1).astype(np.int32)
+    found = places.astype(np.int32)
+    np.copyto(found[:, 1], width - found[:, 1] - found[:, 3], where=flips)
+    return found
 
 
 def _joined(*columns: Int64) -> Int32:

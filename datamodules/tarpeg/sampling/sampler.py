@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ _TOLERANCE = 1e-9
 
 def runs_of(*columns: Int64) -> list[slice]:
     """Return the rows that follow each other with equal numbers in all columns, int64 ``[B]`` each."""
-    is_other = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    is_other = functools.reduce(np.logical_or, [column[1:] != column[:-1] for column in columns])
     ends = [*(np.flatnonzero(is_other) + 1).tolist(), len(columns[0])]
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]
 

@@ -71,6 +71,16 @@ class Joined(Source):
     def images(self, ids: npt.ArrayLike) -> list[Tensor]:  # noqa: D102
         return [image for source, own in self._readers(ids) for image in source.images(own)]
 
+    def member_images(self, ids: npt.ArrayLike, extension: str) -> list[Tensor | None]:  # noqa: D102
+        return [each for source, own in self._readers(ids) for each in source.member_images(own, extension)]
+
+    @property
+    def cached_images(self) -> tuple[str, ...] | None:
+        """Those of all parts; None if one of them is no cache."""
+        found = [each.cached_images for each in self.parts]
+        known = [each for each in found if each is not None]
+        return tuple(name for each in known for name in each) if len(known) == len(found) else None
+
     def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> Tensor:  # noqa: D102
         if self._whole is not None:
             return self._whole.labels(ids, extension)
