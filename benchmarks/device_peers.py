@@ -293,10 +293,17 @@ def _nvimgcodec(setting: DeviceSetting) -> list[DeviceContestant]:
     variants = {"nvImageCodec, ROI": None, "nvImageCodec, ROI, no hardware": software}
     index, found = setting.device.index or 0, []
     for name, backends in variants.items():
-        decoder = nv.Decoder(device_id=index, max_num_cpu_threads=setting.threads, backends=backends)
+        decoder = nv.Decoder(
+            device_id=index,
+            max_num_cpu_threads=setting.threads,
+            backends=backends,
+            # Without it, nvJPEG before 13.2 decodes no crops: their outermost pixels may be wrong.
+            options=":enable_roi_fancy_upsampling=1",
+        )
         # An error here leaves it out.
-        if decoder.decode(nv.CodeStream(_small().numpy().tobytes())) is None:
-            raise RuntimeError("nvImageCodec does not decode JPEGs here")
+        small = nv.CodeStream(_small().numpy().tobytes())
+        if decoder.decode(small.get_sub_code_stream(region=nv.Region(0, 0, 8, 8))) is None:
+            raise RuntimeError("nvImageCodec decodes no crops of JPEGs here")
         found += _with_bound(setting, name, partial(_regions, nv, decoder, setting.is_cuda), is_cropped=True)
     return found
 

@@ -103,10 +103,10 @@ class ShardDataModule(lightning.LightningDataModule):
         max_pixels: Images with more pixels are undecodable; default 178,956,970 for JPEG and PPM, 67,108,864
             for other formats, of which Pillow decodes the whole image (up to 22 bytes per pixel and worker).
         decode: ``"device"``: workers gather the tiles under the crops, and the batch is decoded on the device
-            of the training, before ``augment``, to the same bytes; for shards of ``build_cache``, unproven on
-            a GPU so far. ``"auto"`` is ``"cpu"``: workers decode.
-        pin: Register the memory of batches with CUDA's driver where a GPU trains: copies to it are faster,
-            and nothing waits for them. See ``LoaderConfig``.
+            of the training, before ``augment``, to the same bytes; for shards of ``build_cache``.
+            ``"auto"`` is ``"cpu"``: workers decode.
+        pin: Register the memory of batches with CUDA's driver where a GPU trains, so that nothing waits for
+            copies to it; unproven on a GPU so far. See ``LoaderConfig``.
         drop_last: Leave out an incomplete last batch, in training only.
         keys: Add the samples' keys to every batch.
         prepare: Called before shards are opened, e.g. ``tarpeg.SyntheticShards``: once per node under
@@ -149,7 +149,7 @@ class ShardDataModule(lightning.LightningDataModule):
         max_bad: float = 0.01,
         max_pixels: int | None = None,
         decode: DecodeOn = "auto",
-        pin: bool = True,
+        pin: bool = False,
         drop_last: bool = False,
         keys: bool = False,
         prepare: Callable[[], Any] | None = None,

@@ -209,14 +209,14 @@ def test_a_device_that_does_not_end_is_said(monkeypatch, late):
         assert buffers.acquire() == 0
 
 
-def test_loaders_pin_by_default(late, photos):
-    loader = load(photos, workers=1)
+def test_loaders_pin_if_asked(late, photos):
+    loader = load(photos, workers=1, pin=True)
     batches = [batch.image.clone() for batch in loader]
     assert late.registered
     loader.close()
     assert not late.registered
     count = len(late.asked)
-    loader = load(photos, workers=1, pin=False)
+    loader = load(photos, workers=1)
     assert all(map(torch.equal, batches, [batch.image for batch in loader])) and len(late.asked) == count
     loader.close()
     with pytest.raises(ValueError, match="pin=1 must be True or False"):

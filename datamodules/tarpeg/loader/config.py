@@ -44,10 +44,11 @@ class LoaderConfig:
             ``PIL.Image.MAX_IMAGE_PIXELS`` bounds these, too).
         decode: Where images are decoded: ``"cpu"``, in the workers; or ``"device"``, where the batch arrives,
             of the tiles that the workers gather: for shards that ``build_cache`` tiled or packed. The bytes
-            are the same. Unproven on a GPU so far; on the CPU it is slow, for tests. ``"auto"`` is "cpu".
+            are the same. On the CPU it is slow, for tests. ``"auto"`` is "cpu".
         pin: Where CUDA is in use in the main thread: register the memory of batches with its driver, so that
             ``.to("cuda", non_blocking=True)`` is fast and waits for nothing. Memory is used again when all
             has ended that the GPU was given while the batch was there. Without CUDA it has no effect.
+            Unproven so far: no result of a GPU is known.
         allow_other_data: Go on from a state of other shards, or of another order of them; otherwise this is a
             ``ResumeError``.
 
@@ -72,7 +73,7 @@ class LoaderConfig:
     drop_last: bool = False
     max_pixels: int | None = None
     decode: DecodeOn = "auto"
-    pin: bool = True
+    pin: bool = False
     allow_other_data: bool = False
 
     def __post_init__(self) -> None:
