@@ -64,7 +64,7 @@ void place_job(const int32_t* place, const std::vector<Output>& outputs, Job* jo
   while (output != end && image >= output->count) image -= (output++)->count;
   STD_TORCH_CHECK(output != end, "places has the image ", place[0], ", and out has fewer");
   Cell& cell = job->cell;
-  cell.is_image = false;
+  cell.is_image = place[7] == output->height && place[8] == output->width;
   cell.all = {place[1], place[2], place[3], place[4]};
   cell.part = {place[5], place[6], place[7], place[8]};
   STD_TORCH_CHECK(cell.all.is_inside(output->height, output->width) &&
