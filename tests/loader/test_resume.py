@@ -147,6 +147,23 @@ def test_what_would_make_other_batches_is_an_error_within_an_epoch_only(photos, 
     assert other.state_dict()["epoch"] == 2
 
 
+def test_a_state_counts_more_than_an_epoch_that_was_set_before(photos):
+    loader = load(photos, workers=0)
+    loader.sampler.set_epoch(2)
+    expected = [batch.key for batch in loader]
+    loader.sampler.set_epoch(2)
+    next(iter(loader))
+    other = load(photos, workers=0)
+    for epoch in (0, 2, 5):
+        other.sampler.set_epoch(epoch)
+        other.load_state_dict(loader.state_dict())
+        assert [batch.key for batch in other] == expected[1:]
+    other.load_state_dict(loader.state_dict())
+    other.sampler.set_epoch(0)
+    with pytest.warns(UserWarning, match=r"at batch 1 of epoch 2, but set_epoch\(0\) begins epoch 0 again"):
+        assert len(list(other)) == len(other)
+
+
 class Every(Callback):
     """Saves a checkpoint after every step and every epoch."""
 
