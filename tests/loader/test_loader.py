@@ -45,6 +45,11 @@ def test_a_path_is_not_a_split():
         Loader("m/a.tar", 8)
 
 
+def test_a_dict_is_not_a_config(photos):
+    with pytest.raises(ValueError, match=r"config={'batch_size': 3} must be a tarpeg\.LoaderConfig\("):
+        Loader(Split(photos, CenterCrop(32)), config={"batch_size": 3})
+
+
 def test_each_iter_is_the_next_epoch_unless_it_was_set(photos):
     loader = load(photos)
     epochs = [keys_of(loader) for _ in range(3)]

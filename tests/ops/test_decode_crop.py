@@ -236,6 +236,8 @@ def test_only_the_header_is_read_and_sizes_without_one_are_zero() -> None:
     no_height = good[:height] + b"\0\0" + good[height + 2 :]
     files = [b"", b"\xff", b"\xff\xd8", good[:40], b"GIF89a" + bytes(40), b"P6", b"P6 0 5 255\n", no_height]
     assert tarpeg.image_sizes([pictures.tensor(data) for data in files]).tolist() == [[0, 0]] * len(files)
+    with pytest.raises(ValueError, match=r"a list of .*: image_sizes\(\[jpeg\]\)"):
+        tarpeg.image_sizes(pictures.tensor(good))
     empty = tarpeg.image_sizes([])
     assert empty.shape == (0, 2) and empty.dtype == torch.int32
 

@@ -8,14 +8,14 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from ..errors import DecodeError, allowed_bad, warn
+from ..errors import DecodeError, allowed_bad, explains_arguments, warn
 from ..sampling.geometry import View
 from ..sampling.sampler import Request, shown
 from ..shards.source import Source
@@ -61,6 +61,15 @@ _MOST_UNCLAIMED = 64
 _MOST_PLAIN = 4
 
 
+@explains_arguments(
+    {part.name: f"give it to the split: Split({part.name}=...)" for part in fields(Split)}
+    | {part.name: f"give config=LoaderConfig({part.name}=...)" for part in fields(LoaderConfig)}
+    | {"num_workers": "did you mean 'workers'?"}
+    | {
+        "pin_memory": "leave it out: device='cuda' brings the batches there",
+        "persistent_workers": "leave it out: workers stay until close()",
+    }
+)
 class Loader:
     """Batches of one split for one rank; iterate over it again for the next epoch. It needs no Lightning.
 
@@ -156,6 +165,8 @@ class Loader:
                 f"split={shown(split)} must be a tarpeg.Split(...), such as "
                 "tarpeg.Split(shards, tarpeg.RandomResizedCrop(224))"
             )
+        if config is not None and not isinstance(config, LoaderConfig):
+            raise ValueError(f"config={shown(config)} must be a tarpeg.LoaderConfig(...)")
         given = {"batch_size": batch_size, "seed": seed, "workers": workers, "decode": decode}
         self.config = _changed(config or LoaderConfig(), given, training=training)
         self.ranks = data_rank(rank, world, mesh)

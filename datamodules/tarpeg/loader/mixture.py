@@ -325,8 +325,8 @@ class MixtureLoader(Loader):
                         raise ResumeError(f"source {name[8:]!r} of the mixture: {error}") from error
             elif not is_known or state[name] != value:
                 raise ResumeError(
-                    f"cannot resume the mixture: {name} was {shown(state[name])} when the checkpoint was made and "
-                    f"is {value!r} now, which makes other batches. Restore it"
+                    f"cannot resume the mixture: {name} was {shown(state[name])} when the checkpoint was "
+                    f"made and is {value!r} now, which makes other batches. Restore it"
                 )
         epoch, delivered = checked_position(state)
         length = self._mixed.mixing.length(epoch)
