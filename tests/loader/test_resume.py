@@ -248,6 +248,17 @@ def test_a_run_that_max_steps_ended_within_an_epoch_goes_on_within_it(photos, tm
         fitted(tmp_path, module(photos), None, tmp_path / "last.ckpt", max_epochs=2)
 
 
+def test_a_checkpoint_that_another_loader_wrote_within_an_epoch_is_a_warning(photos, tmp_path, undisturbed):
+    folder, batches, _ = undisturbed
+    saved = torch.load(folder / "step9.ckpt", weights_only=True)
+    del saved["ShardDataModule"]
+    saved["loops"]["fit_loop"]["state_dict"].pop("combined_loader")
+    torch.save(saved, tmp_path / "other.ckpt")
+    with pytest.warns(UserWarning, match="at batch 3 of an epoch, and another .* 3 batches early"):
+        resumed = fitted(tmp_path, module(photos), None, tmp_path / "other.ckpt", max_epochs=3)
+    assert steps(resumed) == batches[6:9] + batches[12:]
+
+
 @pytest.mark.parametrize(
     "settings",
     [
