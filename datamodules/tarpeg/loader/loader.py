@@ -236,7 +236,7 @@ class Loader:
         """Return an iterator over the next epoch, augmented by ``augment`` and on ``device``."""
         if self.augment is None and self.device is None:
             batches = self._batches(self._pixels)
-            return map(self.arrived, batches) if self._decodes_on_arrival else batches
+            return self._decoded(batches) if self._decodes_on_arrival else batches
         return self.deliver(self.augment, self.device)
 
     def __getitem__(self, index: object) -> NoReturn:
@@ -317,6 +317,12 @@ class Loader:
             kept = kept_rows(len(gathered.request.ids), gathered.left_out)
             batch = batch._replace(image=kept_images(images, kept, len(self.split.pipelines) > 1))
         return batch
+
+    def _decoded(self, batches: Iterator[AnyBatch]) -> Iterator[AnyBatch]:
+        """Yield batches of ``decode="device"``, decoded; a generator, as all that ``iter()`` returns."""
+        for batch in batches:
+            yield self.arrived(batch)
+            del batch
 
     def settle(self) -> None:
         """Wait for the statuses of batches of ``decode="device"``; raise or warn about what is damaged."""
