@@ -239,6 +239,13 @@ class Loader:
             return self._decoded(batches) if self._decodes_on_arrival else batches
         return self.deliver(self.augment, self.device)
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse copy, deepcopy and pickle: a copy would share the workers, or not have them."""
+        raise TypeError(
+            "a loader of tarpeg cannot be copied or pickled: make it where it is needed, from the same "
+            "arguments; other.load_state_dict(loader.state_dict()) goes on from its position"
+        )
+
     def __getitem__(self, index: object) -> NoReturn:
         """Refuse an index, which a DataLoader would use."""
         raise TypeError(
