@@ -34,6 +34,7 @@ from tarpeg import (
     FolderShards,
     KeyedBatch,
     Layout,
+    Loader,
     ShardDataModule,
     Split,
     build_cache,
@@ -661,6 +662,10 @@ def test_a_plain_loop_needs_no_setup_and_settings_reach_the_loaders(photos):
         (build_cache, "workers", "build_cache() has no argument 'workers'; give executor=N"),
         (build_cache, "shuffle", "give layout=Layout(shuffle=...)"),
         (Split, "zzz", "Split() has no argument 'zzz'"),
+        (Loader, "num_workers", "Loader() has no argument 'num_workers'; did you mean 'workers'?"),
+        (Loader, "shuffle", "give it to the split: Split(shuffle=...)"),
+        (Loader, "drop_last", "give config=LoaderConfig(drop_last=...)"),
+        (Loader, "pin_memory", "leave it out: device='cuda'"),
         (Augment, "colour", "Augment() has no argument 'colour'; did you mean 'color'?"),
     ],
 )

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from .errors import explains_arguments
+from .errors import explains_arguments, warn
 from .loader.arrivals import GatheredImages
 from .loader.augmenting import augment_on_arrival, moving, pixels_of
 from .loader.batch import AnyBatch
@@ -621,6 +621,21 @@ def _in_order(split: Split) -> Split:
     return split.in_order() if split.shuffle is None else split
 
 
+def _warn_of_left_out(loop: Any) -> None:
+    """Warn of a checkpoint within an epoch of which Lightning has a position, and the loader has none.
+
+    Lightning does so itself for loaders without a state, which this one has.
+    """
+    batches = loop.batch_progress
+    if batches.current.ready and not batches.is_last_batch:
+        warn(
+            f"the checkpoint is at batch {batches.current.ready} of an epoch, and another data module or "
+            "DataLoader wrote it: the epoch begins with its first batch, and the trainer ends it "
+            f"{batches.current.ready} batches early, whose samples do not come in it. A checkpoint from the "
+            "end of an epoch has no such gap; model.load_state_dict() takes the weights alone."
+        )
+
+
 def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch: int) -> int:
     """Return the epoch that begins; Lightning has chosen ``epoch`` for a restart.
 
@@ -632,6 +647,8 @@ def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch
     progress = getattr(getattr(loop, "epoch_progress", None), "current", None)
     if progress is None or not hasattr(loop, "_restarting") or not hasattr(loop.epoch_loop, "restarting"):
         return epoch
+    if loop.restarting and not sampler.is_within:
+        _warn_of_left_out(loop.epoch_loop)
     if not loop.restarting or not progress.ready == progress.started == progress.processed > 0:
         return epoch
     if sampler.is_within:

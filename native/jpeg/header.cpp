@@ -19,9 +19,20 @@ struct Bytes {
   }
 };
 
-// The orientation in the TIFF structure of an EXIF segment, or 0 if there is none. The last entry of the
-// first directory counts, and only a single integer. 1 if it does not begin as TIFF does: Pillow then ignores
-// EXIF and XMP.
+// Bytes of one number of a TIFF type; 0 for a type that Pillow leaves out.
+size_t tiff_bytes(uint32_t type) noexcept {
+  static const uint8_t kBytes[] = {0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8};
+  return type < sizeof kBytes ? kBytes[type] : 0;
+}
+
+// Note [EXIF as Pillow reads it]
+// The first entry of the first directory counts (up to Pillow 12 the last one), and the first number of
+// several. Reading ends at an entry whose values are beyond the end, as those of a cut segment; an entry with
+// more values than the segment has room for is skipped. An orientation that is no whole number is none, but
+// XMP is then ignored, too.
+
+// The orientation in the TIFF structure of an EXIF segment, or 0 if there is none. 1 if it does not begin as
+// TIFF does: Pillow then ignores EXIF and XMP.
 int exif_orientation(Bytes tiff) noexcept {
   if (tiff.size == 0) return 0;
   const bool is_tiff = tiff.starts_with("II*\0", 4) || tiff.starts_with("II\0*", 4) ||
@@ -32,18 +43,32 @@ int exif_orientation(Bytes tiff) noexcept {
   const size_t directory = tiff.number(4, 4, little);
   if (directory < 8 || directory > tiff.size - 2) return 0;
   const size_t count = tiff.number(directory, 2, little);
-  int orientation = 0;
+  uint64_t total = 0;
   for (size_t i = 0; i < count; ++i) {
     const size_t entry = directory + 2 + 12 * i;
     if (entry + 12 > tiff.size) break;
-    if (tiff.number(entry, 2, little) != 0x0112 || tiff.number(entry + 4, 4, little) != 1) continue;
     const uint32_t type = tiff.number(entry + 2, 2, little);
-    const bool is_short = type == 3 || type == 8, is_long = type == 4 || type == 9;
-    if (!is_short && !is_long) continue;
-    const uint32_t value = tiff.number(entry + 8, is_short ? 2 : 4, little);
-    orientation = value >= 1 && value <= 8 ? static_cast<int>(value) : 1;
+    const size_t each = tiff_bytes(type);
+    const uint64_t bytes = static_cast<uint64_t>(each) * tiff.number(entry + 4, 4, little);
+    if (bytes == 0) continue;
+    size_t at = entry + 8;
+    if (bytes > 4) {
+      total += bytes;
+      if (total > tiff.size) continue;
+      at = tiff.number(entry + 8, 4, little);
+      if (at > tiff.size || bytes > tiff.size - at) break;
+    }
+    if (tiff.number(entry, 2, little) != 0x0112) continue;
+    const bool is_whole = (each <= 2 && type != 1 && type != 2 && type != 7) || type == 4 || type == 9 ||
+                          type == 13 || type == 16;
+    if (!is_whole) return 1;
+    // Of eight bytes the upper four are 0 in an orientation.
+    const bool is_long = each == 8;
+    const uint32_t upper = is_long ? tiff.number(little ? at + 4 : at, 4, little) : 0;
+    const uint32_t value = tiff.number(is_long && !little ? at + 4 : at, is_long ? 4 : each, little);
+    return upper == 0 && value >= 1 && value <= 8 ? static_cast<int>(value) : 1;
   }
-  return orientation;
+  return 0;
 }
 
 // The orientation in an XMP packet, or 0; Pillow reads it if EXIF has none.

@@ -127,6 +127,7 @@ def test_the_default_device_of_torch_does_not_matter(images, space, make):
         (lambda: Augment(policy=RandAugment), r"policy=<class .*RandAugment'>"),
         (lambda: Augment(policy="randaugment"), r"policy='randaugment'"),
         (lambda: Augment(mean=[124, 116, 104]), r"mean=\[124, 116, 104\] .* in 0\.\.1.*255"),
+        (lambda: Augment(mean=0.5, std=0.5), r"mean=0\.5 and std=0\.5 must be lists"),
         (lambda: Augment(mix={"classes": 3}), r"mix={'classes': 3} .*tarpeg\.Mix"),
         (lambda: Mix(0), r"classes=0"),
         (lambda: Mix(10, mixup=-1), r"mixup=-1"),

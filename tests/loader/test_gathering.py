@@ -155,6 +155,15 @@ def test_it_goes_on_after_a_resume(tiled):
     assert all(map(torch.equal, [batch.image for batch in cpu], expected[2:]))
 
 
+def test_an_iterator_can_be_closed(tiled):
+    loader = load(tiled, decode="device", **HERE)
+    batches = iter(loader)
+    first = next(batches).image
+    batches.close()
+    assert next(batches, None) is None
+    assert torch.equal(next(iter(load(tiled, **HERE))).image, first)
+
+
 def test_augment_gets_the_same_images(tiled):
     for augment in (tarpeg.Augment(), tarpeg.Augment(flip=0.5, erase=tarpeg.Erase()), None):
         split, found = Split(tiled, RandomResizedCrop(32), flip=0.5), []

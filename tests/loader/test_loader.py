@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import gc
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import sys
@@ -43,6 +45,21 @@ def test_a_batch_unpacks_as_images_and_labels(photos):
 def test_a_path_is_not_a_split():
     with pytest.raises(ValueError, match=r"split='m/a\.tar' must be a tarpeg\.Split\("):
         Loader("m/a.tar", 8)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_is_refused_and_the_loader_goes_on(photos, copied):
+    loader = load(photos, workers=0)
+    batches = iter(loader)
+    found = [next(batches).key]
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled.*load_state_dict"):
+        copied(loader)
+    assert [*found, *(batch.key for batch in batches)] == [batch.key for batch in load(photos, workers=0)]
+
+
+def test_a_dict_is_not_a_config(photos):
+    with pytest.raises(ValueError, match=r"config={'batch_size': 3} must be a tarpeg\.LoaderConfig\("):
+        Loader(Split(photos, CenterCrop(32)), config={"batch_size": 3})
 
 
 def test_each_iter_is_the_next_epoch_unless_it_was_set(photos):

@@ -240,6 +240,11 @@ def test_states_of_other_mixtures_are_refused():
         loader_of(Mixture(SPLITS, repeat=dict.fromkeys("abc", 1))).load_state_dict(state)
     with pytest.raises(ResumeError, match="batches=99"):
         loader_of().load_state_dict({**state, "batches": 99})
+    for name in ("mixture", "seed", "order of a", "data of b"):
+        for odd in (np.arange(2), torch.arange(2), None, "x" * 10**6):
+            with pytest.raises(ResumeError) as caught:
+                loader_of().load_state_dict({**state, name: odd})
+            assert len(str(caught.value)) < 2500
     with pytest.raises(ResumeError, match="epoch"):
         loader_of().load_state_dict({**state, "epoch": "1"})
     with pytest.raises(ResumeError, match="epoch="):

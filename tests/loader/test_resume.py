@@ -147,6 +147,23 @@ def test_what_would_make_other_batches_is_an_error_within_an_epoch_only(photos, 
     assert other.state_dict()["epoch"] == 2
 
 
+def test_a_state_counts_more_than_an_epoch_that_was_set_before(photos):
+    loader = load(photos, workers=0)
+    loader.sampler.set_epoch(2)
+    expected = [batch.key for batch in loader]
+    loader.sampler.set_epoch(2)
+    next(iter(loader))
+    other = load(photos, workers=0)
+    for epoch in (0, 2, 5):
+        other.sampler.set_epoch(epoch)
+        other.load_state_dict(loader.state_dict())
+        assert [batch.key for batch in other] == expected[1:]
+    other.load_state_dict(loader.state_dict())
+    other.sampler.set_epoch(0)
+    with pytest.warns(UserWarning, match=r"at batch 1 of epoch 2, but set_epoch\(0\) begins epoch 0 again"):
+        assert len(list(other)) == len(other)
+
+
 class Every(Callback):
     """Saves a checkpoint after every step and every epoch."""
 
@@ -229,6 +246,17 @@ def test_a_run_that_max_steps_ended_within_an_epoch_goes_on_within_it(photos, tm
     assert steps(resumed) == batches[4:15]
     with pytest.warns(UserWarning, match="batch 4 of epoch 0, but epoch 1 begins"):
         fitted(tmp_path, module(photos), None, tmp_path / "last.ckpt", max_epochs=2)
+
+
+def test_a_checkpoint_that_another_loader_wrote_within_an_epoch_is_a_warning(photos, tmp_path, undisturbed):
+    folder, batches, _ = undisturbed
+    saved = torch.load(folder / "step9.ckpt", weights_only=True)
+    del saved["ShardDataModule"]
+    saved["loops"]["fit_loop"]["state_dict"].pop("combined_loader")
+    torch.save(saved, tmp_path / "other.ckpt")
+    with pytest.warns(UserWarning, match="at batch 3 of an epoch, and another .* 3 batches early"):
+        resumed = fitted(tmp_path, module(photos), None, tmp_path / "other.ckpt", max_epochs=3)
+    assert steps(resumed) == batches[6:9] + batches[12:]
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,33 @@ def test_exif_counts_if_it_begins_as_tiff(magic: bytes) -> None:
         check_crops(with_app1(with_app1(plain, exif), none), [(1, 2, 20, 25)])  # the first alone
 
 
+ORIENTATIONS = {  # the entries of a directory, (tag, type, count, value), and what they mean
+    "of two numbers": ([(0x0112, 3, 2, 8 << 16 | 6)], 6),
+    "of three numbers": ([(0x0112, 3, 3, 26)], 8),
+    "beyond the end": ([(0x0112, 3, 3, 999)], 1),
+    "of a cut segment": ([(0x010F, 2, 8, 999), (0x0112, 3, 1, 6)], 1),
+    "behind too many bytes": ([(0x010F, 2, 9999, 26), (0x0112, 3, 1, 6)], 6),
+    "behind an unknown type": ([(0x0112, 99, 1, 3), (0x0112, 3, 1, 6)], 6),
+    "a byte": ([(0x0112, 1, 1, 6)], 1),
+    "a signed byte": ([(0x0112, 6, 1, 6)], 6),
+    "twice": ([(0x0112, 3, 1, 6), (0x0112, 3, 1, 1)], 6),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Truncated File Read", "ignore:Tag data", "ignore:Metadata Warning")
+@pytest.mark.parametrize("name", ORIENTATIONS)
+def test_an_odd_entry_of_the_orientation_is_read_as_pillow_reads_it(name: str) -> None:
+    entries, expected = ORIENTATIONS[name]
+    packed = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    exif = b"II*\0" + struct.pack("<IH", 8, len(entries)) + packed + bytes(4) + struct.pack("<4H", 8, 8, 8, 8)
+    plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)))
+    data = pictures.tensor(with_app1(plain, b"Exif\0\0" + exif))
+    turned = pictures.tensor(pictures.encoded(Image.fromarray(pictures.pixels(30, 40)), orientation=expected))
+    assert torch.equal(pictures.full(with_app1(plain, b"Exif\0\0" + exif)), reference.decode(turned))
+    if name != "twice":  # before Pillow 13 the last entry counted
+        assert torch.equal(reference.decode(data), reference.decode(turned))
+
+
 def test_broken_exif_and_thumbnails_are_ignored() -> None:
     plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)))
     thumbnail = pictures.encoded(Image.fromarray(pictures.pixels(8, 9)))
@@ -209,6 +236,8 @@ def test_only_the_header_is_read_and_sizes_without_one_are_zero() -> None:
     no_height = good[:height] + b"\0\0" + good[height + 2 :]
     files = [b"", b"\xff", b"\xff\xd8", good[:40], b"GIF89a" + bytes(40), b"P6", b"P6 0 5 255\n", no_height]
     assert tarpeg.image_sizes([pictures.tensor(data) for data in files]).tolist() == [[0, 0]] * len(files)
+    with pytest.raises(ValueError, match=r"a list of .*: image_sizes\(\[jpeg\]\)"):
+        tarpeg.image_sizes(pictures.tensor(good))
     empty = tarpeg.image_sizes([])
     assert empty.shape == (0, 2) and empty.dtype == torch.int32
 

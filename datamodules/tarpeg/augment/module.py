@@ -335,9 +335,11 @@ class Augment(nn.Module):
 
 def _check_levels(mean: Sequence[float], std: Sequence[float]) -> None:
     """Raise ValueError for a mean and a standard deviation that do not normalise values in 0..1."""
-    if len(mean) != len(std) or len(mean) not in (1, 3):
+    is_list = all(hasattr(given, "__len__") and not isinstance(given, str) for given in (mean, std))
+    if not is_list or len(mean) != len(std) or len(mean) not in (1, 3):
+        shown = [list(given) if is_list else given for given in (mean, std)]
         raise ValueError(
-            f"mean={list(mean)!r} and std={list(std)!r} must have three numbers each, R, G, B, or "
+            f"mean={shown[0]!r} and std={shown[1]!r} must be lists of three numbers each, R, G, B, or of "
             "one for gray images"
         )
     if min(std) <= 0:

@@ -415,7 +415,10 @@ class _Builder:
 
     def _manifest(self, fingerprint: str) -> Manifest:
         if not self.samples:
-            raise CacheError("the source has no decodable sample: there is nothing to cache.")
+            raise CacheError(
+                "the source has no decodable sample: there is nothing to cache. In shards, images are named "
+                "KEY.EXTENSION, and the key ends at the first dot: 'v1.2.jpg' is the member '2.jpg' of 'v1'."
+            )
         results = [self.results[name] for name in self.names]
         shards = [_entry(result) for result in results if result.samples]
         quarantine = [bad for bad in self.bad if not bad.part]

@@ -8,14 +8,14 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from ..errors import DecodeError, allowed_bad, warn
+from ..errors import DecodeError, allowed_bad, explains_arguments, warn
 from ..sampling.geometry import View
 from ..sampling.sampler import Request, shown
 from ..shards.source import Source
@@ -61,6 +61,15 @@ _MOST_UNCLAIMED = 64
 _MOST_PLAIN = 4
 
 
+@explains_arguments(
+    {part.name: f"give it to the split: Split({part.name}=...)" for part in fields(Split)}
+    | {part.name: f"give config=LoaderConfig({part.name}=...)" for part in fields(LoaderConfig)}
+    | {"num_workers": "did you mean 'workers'?"}
+    | {
+        "pin_memory": "leave it out: device='cuda' brings the batches there",
+        "persistent_workers": "leave it out: workers stay until close()",
+    }
+)
 class Loader:
     """Batches of one split for one rank; iterate over it again for the next epoch. It needs no Lightning.
 
@@ -158,6 +167,8 @@ class Loader:
                 f"split={shown(split)} must be a tarpeg.Split(...), such as "
                 "tarpeg.Split(shards, tarpeg.RandomResizedCrop(224))"
             )
+        if config is not None and not isinstance(config, LoaderConfig):
+            raise ValueError(f"config={shown(config)} must be a tarpeg.LoaderConfig(...)")
         given = {"batch_size": batch_size, "seed": seed, "workers": workers, "decode": decode, "pin": pin}
         self.config = _changed(config or LoaderConfig(), given, training=training)
         self.ranks = data_rank(rank, world, mesh)
@@ -227,8 +238,15 @@ class Loader:
         """Return an iterator over the next epoch, augmented by ``augment`` and on ``device``."""
         if self.augment is None and self.device is None:
             batches = self._batches(self._pixels)
-            return map(self.arrived, batches) if self._decodes_on_arrival else batches
+            return self._decoded(batches) if self._decodes_on_arrival else batches
         return self.deliver(self.augment, self.device)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copy, deepcopy and pickle: a copy would share the workers, or not have them."""
+        raise TypeError(
+            "a loader of tarpeg cannot be copied or pickled: make it where it is needed, from the same "
+            "arguments; other.load_state_dict(loader.state_dict()) goes on from its position"
+        )
 
     def __getitem__(self, index: object) -> NoReturn:
         """Refuse an index, which a DataLoader would use."""
@@ -308,6 +326,12 @@ class Loader:
             kept = kept_rows(len(gathered.request.ids), gathered.left_out)
             batch = batch._replace(image=kept_images(images, kept, len(self.split.pipelines) > 1))
         return batch
+
+    def _decoded(self, batches: Iterator[AnyBatch]) -> Iterator[AnyBatch]:
+        """Yield batches of ``decode="device"``, decoded; a generator, as all that ``iter()`` returns."""
+        for batch in batches:
+            yield self.arrived(batch)
+            del batch
 
     def settle(self) -> None:
         """Wait for the statuses of batches of ``decode="device"``; raise or warn about what is damaged."""

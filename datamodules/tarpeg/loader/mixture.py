@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -333,16 +334,17 @@ class MixtureLoader(Loader):
             if name not in state:
                 fields = sorted(map(str, state))
                 raise ResumeError(f"the state of the mixture has no field {name!r}, only {fields}. {REMEDY}")
-            if name.startswith("data of "):
+            is_known = isinstance(state[name], (Integral, str))  # not an array, which has no one truth
+            if name.startswith("data of ") and is_known:
                 if not self.config.allow_other_data:
                     try:
                         check_data({"data": state[name]}, str(value))
                     except ResumeError as error:
                         raise ResumeError(f"source {name[8:]!r} of the mixture: {error}") from error
-            elif state[name] != value:
+            elif not is_known or state[name] != value:
                 raise ResumeError(
-                    f"cannot resume the mixture: {name} was {state[name]!r} when the checkpoint was made and "
-                    f"is {value!r} now, which makes other batches. Restore it"
+                    f"cannot resume the mixture: {name} was {shown(state[name])} when the checkpoint was "
+                    f"made and is {value!r} now, which makes other batches. Restore it"
                 )
         epoch, delivered = checked_position(state)
         length = self._mixed.mixing.length(epoch)

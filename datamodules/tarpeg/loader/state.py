@@ -17,6 +17,7 @@ State = dict[str, int | str]
 VERSION = 1
 """Of states with ``version`` and ``data``; earlier ones have neither, and are read with what they have."""
 _SHOWN_FILES = 1000  # of the data that a state holds one by one; of the others a hash
+_MOST_SHOWN = 1000  # characters of a file in a message
 _MOST_EPOCHS = 2**31 - 1
 _LARGEST = 2**63 - 1
 _BOUNDS = {"epoch": (0, _MOST_EPOCHS), "batches": (0, _LARGEST), "len": (-1, _LARGEST)}
@@ -102,7 +103,7 @@ def check_data(state: Mapping[str, int | str], data: str) -> None:
     number = next((n for n, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), None)
     if number is None:
         number = min(len(old), len(new))
-    was, now = (lines[number] if number < len(lines) else "missing" for lines in (old, new))
+    was, now = (lines[number][:_MOST_SHOWN] if number < len(lines) else "missing" for lines in (old, new))
     counts = f" ({len(old)} files then, {len(new)} now)" * (len(old) != len(new))
     same = " in another order" * (sorted(old) == sorted(new))
     raise ResumeError(

@@ -195,6 +195,9 @@ def image_sizes(jpegs: Sequence[Tensor], places: Tensor | None = None) -> Tensor
         >>> tarpeg.image_sizes([jpeg, jpeg[:100]]).tolist()
         [[400, 600], [0, 0]]
     """
+    given: Any = jpegs
+    if isinstance(given, Tensor):
+        raise ValueError("jpegs must be a list of uint8 tensors [n], not one tensor: image_sizes([jpeg])")
     if not jpegs:
         return torch.empty((0, 2), dtype=torch.int32, device="cpu")
 

@@ -469,7 +469,11 @@ class EpochCounter:
         self._set = epoch if self.on_epoch is None else self.on_epoch(epoch)
 
     def resume(self, epoch: int, batch: int, is_end: bool) -> None:
-        """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it."""
+        """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it.
+
+        An epoch that was set before is forgotten: the last call counts.
+        """
+        self._set = None
         self.epoch = epoch + is_end
         self._resumed = (epoch, batch, is_end)
 
@@ -496,6 +500,12 @@ class EpochCounter:
                 f"batches of epoch {resumed} are left out. Lightning takes an epoch for finished if "
                 "max_steps or should_stop ended the run in it. Trainer(max_steps=...) for this run too, or "
                 "checkpoints of ModelCheckpoint(every_n_train_steps=n), go on within it."
+            )
+        if resumed > epoch and first:
+            warn(
+                f"the checkpoint is at batch {first} of epoch {resumed}, but set_epoch({epoch}) begins epoch "
+                f"{epoch} again. To go on from the checkpoint, begin the loop with epoch {resumed}, or leave "
+                "set_epoch out."
             )
         self._set, self._resumed = None, None
         self.epoch = epoch + 1

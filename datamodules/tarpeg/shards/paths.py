@@ -190,6 +190,9 @@ def _content(folder: Path) -> str:
         return "check each part of it"
     if not folder.is_dir():
         return f"there is no folder {folder}"
-    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        return f"its folder {folder} cannot be read: {error.strerror}"
     more = f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
     return f"its folder {folder} has {', '.join(names[:_SHOWN]) or 'no files'}{more}"
