@@ -98,7 +98,8 @@ def serve(shards):
         yield start
 
 
-@pytest.mark.parametrize("handler", [Plain, Ranges])
+@pytest.mark.sweep
+@pytest.mark.parametrize("handler", [Ranges, Plain])
 @pytest.mark.parametrize("pattern", ["/t-{000..002}.tar", "/", "/t-*.tar"])
 def test_http(serve, local, tmp_path, handler, pattern):
     report = build_cache(serve(handler) + pattern, tmp_path / "cache", executor=0)

@@ -59,6 +59,7 @@ def test_the_same_bytes_in_any_process_and_loop(photos, tmp_path, engine):
     assert looped(module(photos, augment=heavy(), **engine), epochs=2) == expected
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "engine", [{"workers": 0}, {"workers": 1}, {"workers": 1, "streaming": True}], ids=str
 )

@@ -34,6 +34,7 @@ def assert_same(ours, theirs):
             assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("runner", [RUNNERS[3], RUNNERS[6]], ids=name_of)
 @each_kind
 def test_batches_are_the_same_in_any_process(kind, runner):

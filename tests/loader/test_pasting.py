@@ -30,6 +30,7 @@ HERE = {"workers": 0, "threads": 0, "on_error": "raise"}
 JITTER = ScaleJitter((60, 80), scale_range=(0.4, 2.0), fill=77)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "options", [{}, {"fidelity": "exact"}, {"channels": 1}], ids=["fast", "exact", "gray"]
 )

@@ -246,6 +246,7 @@ class Sleepy:
         return value
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(
     "settings", [{"workers": 1}, {"workers": 0, "threads": 2}, {"workers": 0, "threads": 0}], ids=name_of

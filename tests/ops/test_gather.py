@@ -73,7 +73,8 @@ def test_every_kind_of_file_and_every_filter(
         assert_same(files, boxes, size, flip, fidelity=fidelity, channels=channels, **options)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.sweep
+@pytest.mark.parametrize("orientation", [6, 1, 2, 3, 4, 5, 7, 8])
 def test_orientations_copies_and_reductions(orientation: int) -> None:
     rng = random.Random(orientation)
     image = Image.fromarray(pictures.pixels(250, 322))
