@@ -293,6 +293,7 @@ def test_preview_and_costs_of_packed_images(photos, tmp_path):
     ordinary, of_packed = (measure_costs(loader(each).fetcher, 0, 0.2) for each in (photos, tmp_path / "p"))
     assert ordinary.tiled == 0 and ordinary.packed > 0 and 1 < ordinary.packed_growth < 3
     assert of_packed.tiled == 1 and of_packed.packed == 0 and of_packed.growth > 1, "raw is left to propose"
+    assert ordinary.gather == 0 < of_packed.gather
 
 
 @pytest.mark.slow

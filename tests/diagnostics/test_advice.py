@@ -109,6 +109,21 @@ def test_a_cpu_that_trains_shares_its_cores():
     assert overrides(busy, rate=1000.0, wait=0.8) == words + "data.train.crop.size=..."
 
 
+def test_a_gpu_decodes_what_workers_gather():
+    # 1000 us of a worker become 15.
+    run = GPU._replace(costs=TILED._replace(gather=15.0))
+    words = "decodes on the GPU what the workers gather; expected 2.6x"
+    assert text(run, wait=0.61) == f"ShardDataModule(decode='device') {words}"
+    assert overrides(run, wait=0.61) == f"data.decode=device {words}"
+    for other in (run._replace(device="cpu"), run._replace(has_operators=False)):
+        assert "decode='device'" not in text(other, wait=0.61)
+    done = GPU._replace(is_gathering=True)
+    assert text(done, wait=0.61) == (
+        "the workers gather already, and the device decodes; fewer pixels help: a smaller crop in "
+        "Split(crop=...) (at most 2.56x)"
+    )
+
+
 def test_tiled_images_may_be_raw_or_smaller():
     run = GPU._replace(costs=TILED)
     assert "dest='/d-cache', codec=tarpeg.Raw())" in text(run, wait=0.61)

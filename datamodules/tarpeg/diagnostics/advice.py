@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from ..cache.codecs import Codec, Packed, Raw, Tiled, tile_width
-from ..errors import DecodeError, ShardError
+from ..errors import DecodeError, ShardError, Status
 from ..loader.drawing import BoxError
 from ..loader.fetch import Fetcher
+from ..loader.gathering import GatheringFetcher, check_gathers
 from ..remedies import Call
 from ..sampling.sampler import Request
 from ..shards.pillow import NATIVE, PACKED, as_tensor
@@ -69,6 +70,7 @@ class Costs(NamedTuple):
         packed: As ``cached``, of a packed cache; 0 if most images are packed already.
         packed_growth: As ``growth``, of a packed cache.
         python: Steps in Python of all views, as planned; their times are a part of ``decode`` and ``cached``.
+        gather: What workers take if they gather, and the device decodes; 0 if they cannot.
     """
 
     images: int
@@ -80,6 +82,7 @@ class Costs(NamedTuple):
     packed: float = 0.0
     packed_growth: float = 0.0
     python: tuple[PlannedStep, ...] = ()
+    gather: float = 0.0
 
 
 class RunFacts(NamedTuple):
@@ -99,6 +102,7 @@ class RunFacts(NamedTuple):
         costs: Measured times of the loader; None if they are unknown.
         is_profiled: The Trainer has a profiler.
         other_workers: Worker processes of another loader; None without such a setting.
+        is_gathering: The workers gather, and the device decodes.
     """
 
     device: str
@@ -114,6 +118,7 @@ class RunFacts(NamedTuple):
     costs: Costs | None = None
     is_profiled: bool = False
     other_workers: int | None = None
+    is_gathering: bool = False
 
 
 def advise(shares: Mapping[str, float], steps: int, rate: float, run: RunFacts) -> Advice:
@@ -205,6 +210,12 @@ def _on_waiting(wait: float, rate: float, run: RunFacts) -> Advice:
         return *slow, *advice, _expected(gain)
     if python:
         return python
+    if run.is_gathering:
+        return (
+            "the workers gather already, and the device decodes; fewer pixels help: a smaller crop in ",
+            _SMALLER_CROP,
+            limit,
+        )
     if run.costs is None:
         return *_cache(run), f", unless the images are tiled already{limit}"
     if run.device == "cpu":
@@ -257,6 +268,9 @@ def _options(wait: float, run: RunFacts) -> Iterator[tuple[float, Advice]]:
         left = after / full
         return 1 / max(1 - wait, left) if decoders else 1 / (1 - wait + wait * left)
 
+    if costs.gather and run.device == "cuda" and run.has_operators:
+        text = " decodes on the GPU what the workers gather"
+        yield speedup(costs.gather), (Call("ShardDataModule", {"decode": "device"}), text)
     caches: list[tuple[float, Advice]] = []  # the smallest first
     if costs.tiled < 0.5:
         caches.append((costs.cached, _cache(run)))
@@ -322,12 +336,12 @@ def _expected(gain: float) -> str:
     return f"; expected {gain:.1f}x"
 
 
-def measure_costs(fetcher: Fetcher, epoch: int, seconds: float) -> Costs | None:
+def measure_costs(fetcher: Fetcher, epoch: int, seconds: float, *, gathers: bool = False) -> Costs | None:
     """Measure for about ``seconds`` what an image of that epoch costs; None if 0 seconds or unreadable.
 
-    None also for samples with several images.
+    None also for samples with several images, and if the workers gather, and a device decodes.
     """
-    if not seconds or fetcher.split.image is not None:
+    if not seconds or gathers or fetcher.split.image is not None:
         return None
     started, threads = time.monotonic(), torch.get_num_threads()
     torch.set_num_threads(1)
@@ -383,8 +397,28 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
         growth=growths[0],
         augment=augment,
         python=tuple(steps),
+        gather=_gathering(fetcher, request, len(rounds)) if tiled >= 0.5 else 0.0,
     )
     return costs._replace(packed=times[1], packed_growth=growths[1]) if len(codecs) > 1 else costs
+
+
+def _gathering(fetcher: Fetcher, request: Request, rounds: int) -> float:
+    """Microseconds per image of a worker that gathers; 0 if most images must be decoded by it."""
+    name = "train"
+    try:
+        check_gathers(name, fetcher.split)
+        gatherer = GatheringFetcher.of(fetcher)
+        status = gatherer.gather(name, request)
+    except ValueError:
+        return 0.0
+    if 2 * int((status != Status.OK).sum()) > len(status):
+        return 0.0
+    seconds = []
+    for _ in range(rounds):
+        started = time.thread_time()
+        gatherer.gather(name, request)
+        seconds.append(time.thread_time() - started)
+    return 1e6 / len(request.ids) * statistics.median(seconds)
 
 
 def _replaced(shards: Any, cached: Mapping[int, Tensor]) -> Any:

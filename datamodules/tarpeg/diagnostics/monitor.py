@@ -462,7 +462,8 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
     costs = None
     is_mixture = len(loader.fetchers()) > 1  # what an image costs is that of its source
     if not split.streaming and not is_mixture:
-        costs = measure_costs(loader.fetcher, max(trainer.current_epoch - 1, 0), seconds)
+        epoch, gathers = max(trainer.current_epoch - 1, 0), loader.config.decodes_on_device
+        costs = measure_costs(loader.fetcher, epoch, seconds, gathers=gathers)
     return run._replace(
         source=None if is_mixture or is_source(split.shards) else cast(Any, split.shards),
         is_streaming=bool(split.streaming),
@@ -472,4 +473,5 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
         is_random=any(getattr(module, "is_random", False) for module in modules),
         has_operators=device != "cuda" or library.has_cuda(),
         costs=costs,
+        is_gathering=loader.config.decodes_on_device,
     )

@@ -43,9 +43,7 @@ _MOST_TRIED = 20
 
 def gathering(fetcher: Any, config: LoaderConfig) -> Any:
     """Return what workers fetch with: the fetcher itself, or with ``decode="device"`` one that gathers."""
-    if not config.decodes_on_device:
-        return fetcher
-    return GatheringFetcher(**{each.name: getattr(fetcher, each.name) for each in fields(fetcher)})
+    return GatheringFetcher.of(fetcher) if config.decodes_on_device else fetcher
 
 
 class GatheringFetcher(Fetcher):
@@ -54,6 +52,11 @@ class GatheringFetcher(Fetcher):
     The memory of a batch has room for all of its pixels and, behind them, for what is gathered. Rows that
     cannot be gathered, and the samples that replace others, are decoded here as by a ``Fetcher``.
     """
+
+    @classmethod
+    def of(cls, fetcher: Any) -> GatheringFetcher:
+        """Return what gathers the samples that a fetcher decodes."""
+        return cls(**{each.name: getattr(fetcher, each.name) for each in fields(fetcher)})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,14 +80,7 @@ class GatheringFetcher(Fetcher):
         for id in chosen.tolist():
             request = Request(0, np.array([id], np.int64))
             try:
-                files, known = self._read_spans(request)
-                views = self.drawing.views(request, known, self.drawing.sizes(request))
-                if self.drawing.places(views, range(len(views)), request) is not None:
-                    raise ValueError(
-                        f"{name} has crop={self.split.crop!r}, which pads: its images are decoded by the "
-                        "workers only. Give another crop, or decode='cpu'"
-                    )
-                status = self._gathered(files, views, 1)[0].status
+                status = self.gather(name, request)
             except OF_THE_RESULT:
                 continue
             if status[0] == Status.OK:
@@ -99,6 +95,25 @@ class GatheringFetcher(Fetcher):
                 "Rewrite the shards once, tarpeg.build_cache(source, dest, codec=tarpeg.Packed()) or "
                 "tarpeg.Tiled(), and give shards=dest; or give decode='cpu'"
             )
+
+    def gather(self, name: str, request: Request) -> Tensor:
+        """Gather the crops of some samples on this thread; return the ``Status`` of those of the first size.
+
+        Args:
+            name: Of the split, in messages.
+            request: Asks for the samples.
+
+        Raises:
+            ValueError: If the crop pads.
+        """
+        files, known = self._read_spans(request)
+        views = self.drawing.views(request, known, self.drawing.sizes(request))
+        if self.drawing.places(views, range(len(views)), request) is not None:
+            raise ValueError(
+                f"{name} has crop={self.split.crop!r}, which pads: its images are decoded by the "
+                "workers only. Give another crop, or decode='cpu'"
+            )
+        return self._gathered(files, views, 1)[0].status
 
     def _fetch(
         self, request: Request, out: Images | Place | None, threads: int, distorted: Request
