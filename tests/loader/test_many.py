@@ -243,16 +243,28 @@ def test_a_bad_sample_of_a_pattern_follows_the_policy(tmp_path, name):
     check_policy(source, PATTERN, f"shard .*a.tar, key 'k03': image is .*{match}")
 
 
-def check_policy(source, image, match):
+@pytest.mark.parametrize("form", FORMS)
+def test_a_broken_first_image_of_a_padded_sample_follows_the_policy(tmp_path, form):
+    write, image = FORMS[form]
+    first, others = ("left", pair(3)) if form == "list" else (0, stack(3))
+    own = {f"{name}.jpg": b"broken" if name == first else data for name, data in others.items()}
+    source = write(tmp_path / "a.tar", {"k03": own | {"cls": b"3"}})
+    for crop in (LetterBox((24, 40)), LetterBox(32)):
+        check_policy(source, image, f"key 'k03': image is .*member '{first}.jpg'", crop, shared_box=True)
+
+
+def check_policy(source, image, match, crop=CROP, **options):
     with pytest.raises(tarpeg.DecodeError, match=match):
-        facts(loader_of(source, image, on_error="raise"))
+        facts(loader_of(source, image, crop, on_error="raise", **options))
     with pytest.warns(UserWarning, match=match + ".* takes its place"):
         replaced = [
-            pair for batch in loader_of(source, image) for pair in zip(batch.key, rows(batch), strict=True)
+            pair
+            for batch in loader_of(source, image, crop, **options)
+            for pair in zip(batch.key, rows(batch), strict=True)
         ]
     assert len(replaced) == COUNT and "k03" not in [key for key, _ in replaced]
     with pytest.warns(UserWarning, match=match + ".*left out"):
-        loader = loader_of(source, image, on_error="leave_out", training=False)
+        loader = loader_of(source, image, crop, on_error="leave_out", training=False, **options)
         left = [(batch, loader.claim()) for batch in loader]
     keys = [key for batch, _ in left for key in batch.key]
     assert keys == [f"k{number:02d}" for number in range(COUNT) if number != 3]

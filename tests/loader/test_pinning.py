@@ -147,6 +147,26 @@ def test_a_refusal_is_said_once_with_the_drivers_error_and_training_goes_on(late
     assert len(late.asked) == 1
 
 
+def test_ctrl_c_when_memory_has_been_registered(monkeypatch):
+    class Interrupted(LateDriver):
+        def cuMemHostRegister_v2(self, address, nbytes, flags):  # noqa: N802
+            error = super().cuMemHostRegister_v2(address, nbytes, flags)
+            if len(self.asked) == 1:
+                raise KeyboardInterrupt
+            return error
+
+    library = Interrupted()
+    with in_use(monkeypatch, library):
+        runner = runner_of("the caller")
+        with pytest.raises(KeyboardInterrupt):
+            trained(runner, library)
+        assert all(trained(runner, library)), "as in a notebook"
+        runner.close()
+        gc.collect()
+        pinning.sweep(1.0)
+        assert set(library.unregistered) == set(library.asked)
+
+
 def test_memory_is_unmapped_after_all_tensors_and_all_copies(late):
     late.every = 1 << 30
     buffers = BatchBuffers(NBYTES, 0, shared=True, pins=True)

@@ -260,6 +260,29 @@ def test_bad_arguments() -> None:
         tarpeg.decode_gathered(tarpeg.gather_tiles([file], boxes, 8)._replace(data=file.float()))
 
 
+def test_places_and_out_of_any_kind_are_taken_or_named() -> None:
+    file, boxes = (
+        tarpeg.tile_jpeg(pictures.tensor(pictures.jpeg("420", 60, 64))),
+        table(*[(0, 0, 60, 64)] * 2),
+    )
+    transposed = torch.tensor([[0, 0, len(file)]] * 2).T
+    assert tarpeg.gather_tiles([file], boxes, 8, places=transposed).status.tolist() == [0, 0]
+    assert tarpeg.image_sizes([file], transposed).tolist() == [[60, 64]] * 2
+    for call in (
+        tarpeg.image_sizes,
+        lambda files, places: tarpeg.gather_tiles(files, boxes, 8, places=places),
+    ):
+        with pytest.raises(ValueError, match=r"places=\[0, 1\] must be"):
+            call([file], [0, 1])
+    with pytest.raises(ValueError, match="out=3 must be"):
+        tarpeg.gather_tiles([file] * 2, boxes, 8, out=3)
+    gathered = tarpeg.gather_tiles([file], boxes[:1], 8)
+    with pytest.raises(ValueError, match=r"^chunks has 1 after -1"):
+        tarpeg.decode_gathered(gathered._replace(chunks=(1,)))
+    with pytest.raises(ValueError, match=r"^data is not what gather_tiles"):
+        tarpeg.decode_gathered(gathered._replace(size=(9, 9)))
+
+
 def test_opcheck_and_one_graph() -> None:
     file, boxes = tarpeg.pack_jpeg(pictures.tensor(pictures.jpeg("420", 30, 40))), table((2, 3, 20, 30))
     method = ("bilinear", True, False, decode.MAX_PIXELS, 1, 3, 1 << 20)

@@ -172,6 +172,8 @@ class BatchBuffers:
         if pinning.can_register():
             self._mapping = self._mapping or pinning.Mapping.of(self._memory)
             address = self._memory.ctypes.data + number * self.nbytes
+            # First: Ctrl-C may come when it is registered, and a Runner goes on with these buffers.
+            self._is_pinned[number] = True
             self._is_pinned[number] = self._mapping.register(address, self.nbytes, self._mapped)
 
     def _release_gone(self) -> None:

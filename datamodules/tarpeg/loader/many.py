@@ -82,9 +82,12 @@ def _as_first(first: View, rows: Int64, sizes: Int32, size: Size) -> View:
     moved = np.concatenate([low, np.maximum(high - low, 1)], axis=1)
     # Of a sample whose first image is broken nothing is shown; what is decoded of the others is in no batch.
     whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
-    moved = np.where(first.is_known[rows][:, None], moved, whole)
+    is_known = first.is_known[rows][:, None]
+    moved = np.where(is_known, moved, whole)
     moved[sizes[:, 0] == 0] = 0
-    places = None if first.places is None else first.places[rows]
+    places = first.places
+    if places is not None:  # that of a broken image is no place
+        places = np.where(is_known, places[rows], (0, 0, *size)).astype(np.int32)
     return View(sizes.copy(), moved.astype(np.int32), first.flips[rows], size, places=places)
 
 

@@ -95,7 +95,7 @@ class Driver:
     def mark(self) -> Mark | None:
         """Record an event of each context; None if that is impossible now, as a graph is being captured."""
         events = []
-        for device, context in self.contexts().items():
+        for device, context in [*self.contexts().items()]:
             event = self._event(device, context)
             code = self._library.cuCtxRecordEvent(context, event)
             if not code:
@@ -126,7 +126,7 @@ class Driver:
         self._idle.setdefault(device, []).append(event)
 
     def _event(self, device: int, context: ctypes.c_void_p) -> ctypes.c_void_p:
-        if self._idle.get(device):
+        with contextlib.suppress(LookupError):  # not asked first: another thread may take the last one
             return self._idle[device].pop()
         event = ctypes.c_void_p()
         with self._in(context):

@@ -201,11 +201,9 @@ def image_sizes(jpegs: Sequence[Tensor], places: Tensor | None = None) -> Tensor
     if not jpegs:
         return torch.empty((0, 2), dtype=torch.int32, device="cpu")
 
-    def check() -> None:
-        _check_jpegs(jpegs)
-        _count_of(jpegs, places)
-
-    sizes: Tensor = _call(lambda: torch.ops.tarpeg.image_sizes(jpegs, places), check)
+    _count_of(jpegs, places)
+    own = None if places is None else places.contiguous()
+    sizes: Tensor = _call(lambda: torch.ops.tarpeg.image_sizes(jpegs, own), lambda: _check_jpegs(jpegs))
     return sizes
 
 
@@ -493,6 +491,8 @@ def _count_of(jpegs: Sequence[Tensor], places: Tensor | None) -> int:
     """Return the number of files. Raises ValueError for a wrong shape or type of ``places``."""
     if places is None:
         return len(jpegs)
+    if not isinstance(places, Tensor):
+        raise ValueError(f"places={places!r} must be an int64 tensor [3, n], or None")
     if places.ndim != 2 or places.shape[0] != 3 or places.dtype != torch.int64:
         raise ValueError(f"places must be int64 [3, n], got {places.dtype} {list(places.shape)}")
     return places.shape[1]
@@ -530,7 +530,7 @@ def _translated(error: RuntimeError) -> Exception:
     if "[decode] " in message:
         return DecodeError(message.partition("[decode] ")[2])
     if "gather_tiles of this version" in message:
-        return ValueError(message)
+        return ValueError(message[max(message.find("chunks has "), message.find("data is not ")) :])
     if "places[:, " in message:
         return ValueError(message[message.find("places[:, ") :])
     if "is outside" in message:

@@ -104,7 +104,8 @@ def gather_tiles(
 
     def gather() -> Gathered:
         own, flips = boxes.contiguous(), None if flip is None else flip.contiguous()
-        arguments = (images, places, own, height, width, flips, *method)
+        spans = None if places is None else places.contiguous()
+        arguments = (images, spans, own, height, width, flips, *method)
         if out is not None and not torch.compiler.is_compiling():
             status, numbers = torch.ops.tarpeg.gather_tiles_out(*arguments, out)
             needed, work, *chunks = numbers.tolist()
@@ -183,6 +184,8 @@ def decode_gathered(gathered: Gathered, *, threads: int | None = None) -> tuple[
 def _check_out(out: Tensor | None) -> None:
     if out is None:
         return
+    if not isinstance(out, Tensor):
+        raise ValueError(f"out={out!r} must be a uint8 tensor [n], or None")
     is_plain = out.dtype == torch.uint8 and out.ndim == 1 and out.is_contiguous()
     if not is_plain or out.device.type != "cpu" or out.data_ptr() % ALIGN:
         raise ValueError(
