@@ -238,6 +238,30 @@ def test_class_names(tmp_path):
             fitted(tmp_path, data(tmp_path / "cache"), net)
 
 
+def test_shards_whose_labels_mean_other_classes_are_not_read_together(tmp_path):
+    for root, names in {"pets": ("ant", "bee"), "more": ("bee", "cat"), "fewer": ("ant",)}.items():
+        for number, name in enumerate(names):
+            (tmp_path / root / name).mkdir(parents=True)
+            (tmp_path / root / name / f"{number}.jpg").write_bytes(jpeg("420", 40, 48, seed=number))
+        build_cache(tmp_path / root, tmp_path / f"{root}.cache", executor=0)
+    pets, more, fewer = (tmp_path / f"{root}.cache" for root in ("pets", "more", "fewer"))
+    for given in ([pets, more], [more, pets]):
+        with pytest.raises(ShardError, match=r"label 0 is 'ant' in .*pets\.cache and 'bee' in .*more\.cache"):
+            Loader(Split(given, CenterCrop(16)), batch_size=1)
+        with pytest.raises(ShardError, match="label 0 is "):
+            ShardDataModule(Split(given, CenterCrop(16)), workers=0).setup()
+        Loader(Split(given, CenterCrop(16), target=None), batch_size=1).close()
+    together = ShardDataModule(Split([pets, fewer], CenterCrop(16)), workers=0)
+    together.setup()
+    assert together.classes == ["ant", "bee"]
+    with pytest.warns(UserWarning, match="the cache has no names of classes: label 0 is "):
+        assert build_cache([pets, more], tmp_path / "both", executor=0).classes is None
+    # A plain loop does not call setup().
+    data = ShardDataModule(Split(pets, CenterCrop(16)), Split(more, CenterCrop(16)), workers=0)
+    with pytest.raises(ShardError, match="label 0 is 'ant' in train and 'bee' in val"):
+        data.train_dataloader()
+
+
 def test_a_checkpoint_is_used_with_its_classes(tmp_path):
     def data(*names, kind="train"):
         out = tmp_path / "-".join(names)

@@ -294,8 +294,7 @@ class ShardDataModule(lightning.LightningDataModule):
         # Of keys and members, which it counts too. It takes the first size that it finds: that of the images.
         warnings.filterwarnings("ignore", "Trying to infer the `batch_size` from an ambiguous collection")
         self._check_overlap()
-        if not self._has_common_classes:
-            self._names, self._has_common_classes = common_classes(self._labelled())
+        self._compare_classes()
         self._check_network()
         kinds = {"fit": {"train", "val"}, "validate": {"val"}}.get(stage or "", {stage})
         for name, split in self._given().items():
@@ -499,6 +498,10 @@ class ShardDataModule(lightning.LightningDataModule):
         if not self._has_separate_shards:
             self._has_separate_shards = check_overlap(self._labelled())
 
+    def _compare_classes(self) -> None:
+        if not self._has_common_classes:
+            self._names, self._has_common_classes = common_classes(self._labelled())
+
     def _check_network(self) -> None:
         """Raise ShardError if the network has too few classes for labels; targets have tables."""
         if any(split.targets is not None for split in self._labelled().values()):
@@ -552,6 +555,7 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()  # Lightning calls it, a plain loop does not
         self._check_overlap()
+        self._compare_classes()  # a plain loop does not call setup()
         if is_train and getattr(self.trainer, "overfit_batches", 0) > 0:
             # Lightning warns that overfit_batches turns shuffling off, but does not do it.
             split = _in_order(split)

@@ -124,6 +124,8 @@ def _unknown(program: str, key: str, given: dict[str, str]) -> str:
             break
         path.append(part)
         node = node[part]
+    if program in ("plan", "preview") and not path and key.partition(".")[0] in _composed("train", []):
+        return f"{key} is a setting of train.py: leave it out here"
     prefix, part = "".join(f"{each}." for each in path), key.split(".")[len(path)]
     own = _arguments(node)
     if prefix + part == key and part in own:

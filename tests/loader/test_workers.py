@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 import traceback
+import weakref
 from pathlib import Path
 
 import pytest
@@ -290,6 +291,20 @@ def test_a_batch_that_takes_a_minute_is_a_warning(photos, monkeypatch):
     with pytest.warns(UserWarning, match=r"begins with shard .*a\.tar, key 'k0000'"):
         keys_of(loader)
     loader.close()
+
+
+def test_the_thread_that_watches_a_loader_is_not_the_last_to_hold_it():
+    # It would delete tensors while the interpreter ends, which aborts the process.
+    class Fetcher:
+        def explain(self, request, id, text):
+            return text
+
+    fetcher = Fetcher()
+    watch, held = marks.Watch(fetcher.explain), weakref.ref(fetcher)
+    watch.begin(fetcher)
+    watch.stop()
+    del watch, fetcher
+    assert held() is None
 
 
 @pytest.fixture

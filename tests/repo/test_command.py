@@ -117,6 +117,13 @@ def test_a_command_has_the_settings_of_its_tool(name):
             "data.train.shards=/x is given with data=synthetic, which draws photographs and has their "
             "settings: add data=shards",
         ),
+        (
+            "preview",
+            ["trainer.max_epochs=1"],
+            "trainer.max_epochs is a setting of train.py: leave it out here",
+        ),
+        ("plan", ["trainer=cpu"], "trainer is a setting of train.py: leave it out here"),
+        ("plan", ["data.bach_size=3"], "data.bach_size is not a setting; did you mean data.batch_size?"),
         ("build_cache", ["dst=y"], "dst is not a setting; did you mean dest?"),
         (
             "build_cache",

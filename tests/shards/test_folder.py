@@ -15,7 +15,7 @@ from helpers.loaders import load
 from helpers.odd_files import kernel_log, odd_files
 from helpers.pictures import jpeg, picture, tensor
 from helpers.small_tars import plain
-from tarpeg import CenterCrop, Folder, KeyedBatch, Loader, ShardDataModule, ShardError, Split
+from tarpeg import CenterCrop, Folder, KeyedBatch, Loader, ShardDataModule, ShardError, Split, build_cache
 from tarpeg.shards.folder import ImageFile
 from tarpeg.shards.labels import read_labels
 from tarpeg.shards.opening import open_source
@@ -93,6 +93,8 @@ def test_sources_that_mean_shards(tmp_path, album):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ShardError, match=r"has no \.tar file"):
         Split(tmp_path / "empty", CenterCrop(8)).open()
+    with pytest.raises(ShardError, match=r"no \.tar file and no sub-directory per class, but images such as"):
+        build_cache(album / "d" / "g", tmp_path / "cache")
     with pytest.raises(ShardError, match=r"has images .* shards"):
         Split([album, tmp_path / "x.tar"], CenterCrop(8)).open()
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import ShardError
+from ..errors import CacheError, ShardError, warn
 from ..shards.classes import classes_beside
 from ..shards.folder import Folder
 from ..shards.paths import Paths, parts_of
@@ -117,8 +117,14 @@ class ShardListing:
         return sum(one.nbytes for one in self.shards)
 
     def classes(self) -> list[str] | None:
-        """Return the classes that are stored beside the local shards."""
-        return classes_beside([Path(one.location) for one in self.shards if not one.is_remote])
+        """Return the classes stored beside the local shards; None, with a warning, if they differ."""
+        try:
+            return classes_beside([Path(one.location) for one in self.shards if not one.is_remote])
+        except CacheError:
+            raise
+        except ShardError as error:  # the labels may be of no use, as in training without any
+            warn(f"the cache has no names of classes: {error}")
+            return None
 
     def described(self) -> list[object]:
         """Return the shards' paths and URLs."""

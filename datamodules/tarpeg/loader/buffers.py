@@ -287,9 +287,9 @@ class Runner:
 
     def _answer(self, job: Job, buffers: BatchBuffers, watch: Watch) -> Answer:
         """Do a job in this thread."""
-        watch.job = job.request, mark.memory
+        watch.begin(job.request)
         answer = _fetch_into(self._fetcher, buffers, self._threads, None, job)
-        watch.job = None
+        watch.end()
         return answer
 
     def close(self) -> None:

@@ -323,6 +323,7 @@ def open_split(split: Split, *, is_first: bool = True, needs_labels: bool = True
         source = split.open(is_first=is_first)
         if needs_labels:
             split.check_labels(source)
+            split.classes()  # raises if its folders have two names for a label
     return source
 
 

@@ -257,8 +257,9 @@ class Split:
         """Names of the classes by label, from ``manifest.json`` or ``classes.json`` beside the shards.
 
         With ``targets``, those of the objects and masks; or those of ``target``, or of the column of
-        ``labels``. None without these, for another ``target`` than "cls", for streams and images, and for
-        shards in folders with different classes. Raises ``ShardError`` as ``open``.
+        ``labels``. None without these, for another ``target`` than "cls", for streams and images, and if one
+        folder of shards has no names. Raises ``ShardError`` as ``open``, and if two folders have other names
+        for a label.
         """
         if self.labels is not None and self.target is not None:
             return self._classes_of_table

@@ -31,12 +31,25 @@ def stored_classes(folder: Path) -> list[str] | None:
 
 
 def classes_beside(paths: Iterable[Path]) -> list[str] | None:
-    """Return the classes of shards at these paths; None if they are unknown, or if folders differ.
+    """Return the classes of shards at these paths; None if they are unknown in one of their folders.
 
-    Raises CacheError as read_manifest().
+    Folders may have more classes than others. Raises ShardError if they have two names for a label, and
+    CacheError as read_manifest().
     """
-    found = [stored_classes(folder) for folder in {path.parent for path in paths}]
-    return found[0] if found and found.count(found[0]) == len(found) else None
+    found = {folder: stored_classes(folder) for folder in sorted({path.parent for path in paths})}
+    longest = max(found, key=lambda folder: len(found[folder] or ()), default=None)
+    if longest is None:
+        return None
+    names = found[longest] or []
+    for folder, own in found.items():
+        for label, (one, other) in enumerate(zip(own or (), names, strict=False)):
+            if one != other:
+                raise ShardError(
+                    f"label {label} is {one!r} in {folder} and {other!r} in {longest}: read together, one "
+                    "label would mean two classes. Pack all images from one folder with a sub-directory per "
+                    "class, or read these shards alone."
+                )
+    return names or None if None not in found.values() else None
 
 
 def joined_classes(

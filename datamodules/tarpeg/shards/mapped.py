@@ -268,7 +268,7 @@ class Shards(Source):
         return self._sizes[rows]
 
     def classes(self) -> list[str] | None:
-        """Names of the classes by label, as stored beside the shards; None if unknown, or if they differ."""
+        """Names of the classes by label, as stored beside the shards; None if unknown."""
         return classes_beside(self._paths)
 
     def identity(self) -> str:

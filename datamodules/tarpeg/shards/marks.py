@@ -10,6 +10,7 @@ import contextlib
 import queue
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -79,43 +80,66 @@ class Watch:
         explain: As for a worker, with the request before the other arguments.
     """
 
-    job: tuple[Any, Any] | None = None
-    """Request that is worked on, and the memory of the thread's mark: set before it, and None after it."""
-
     def __init__(self, explain: Callable[[Any, int, str], str]) -> None:
         self._explain = explain
+        self._job: tuple[Any, Any] | None = None  # the request, and the memory of the mark of its thread
+        self._begun = 0
         # Not an Event: see Note [Ctrl-C and locks].
         self._stopped: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # The thread must not be the last to hold what belongs to a loader: a tensor that it deletes while the
+        # interpreter ends aborts the process, because torch waits for Python's lock in a destructor.
         with contextlib.suppress(RuntimeError):  # no thread can be started
-            _thread.start_new_thread(self._run, ())
+            _thread.start_new_thread(_look_now_and_then, (weakref.ref(self), self._stopped))
+
+    def begin(self, request: Any) -> None:
+        """Watch the work on a request, which this thread begins now."""
+        self._begun += 1
+        self._job = request, mark.memory
+
+    def end(self) -> None:
+        """Watch nothing until the next request."""
+        self._job = None
 
     def stop(self) -> None:
         """End the thread."""
         self._stopped.put(None)
 
-    def _run(self) -> None:
-        seen: tuple[Any, Any] | None = None
-        waited = 0.0
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return self._stopped.get(timeout=CHECK_INTERVAL)
-            job = self.job
-            if job is None or job is not seen:
-                seen, waited = job, 0.0
-                continue
+    @property
+    def running(self) -> int:
+        """Number of the request that is worked on, counted from 1; 0 for none."""
+        return self._begun if self._job is not None else 0
+
+    def warn(self) -> None:
+        """Warn about the request that is worked on."""
+        job = self._job
+        if job is not None:
+            request, memory = job
+            warn_of_slow("this process", lambda *mark: self._explain(request, *mark), memory)
+
+
+def _look_now_and_then(to_watch: weakref.ref[Watch], stopped: queue.SimpleQueue[None]) -> None:
+    seen, waited = 0, 0.0
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return stopped.get(timeout=CHECK_INTERVAL)
+        watch = to_watch()
+        if watch is None:
+            return None
+        running = watch.running
+        if running == 0 or running != seen:
+            seen, waited = running, 0.0
+        else:
             waited += CHECK_INTERVAL
             if waited - CHECK_INTERVAL < SLOW <= waited:  # once per batch
-                self._warn(*job)
-
-    def _warn(self, request: Any, memory: Any) -> None:
-        warn_of_slow("this process", lambda *mark: self._explain(request, *mark), memory)
+                watch.warn()
+        del watch
 
 
 @contextlib.contextmanager
 def watching(where: Callable[[], str]) -> Iterator[None]:
     """Warn if the block, in which ``transform=`` is tried on a sample, takes a minute."""
     watch = Watch(lambda where, id, text: f"transform= is tried on {where()}. {IF_IT_HANGS}")
-    watch.job = where, mark.memory
+    watch.begin(where)
     try:
         yield
     finally:

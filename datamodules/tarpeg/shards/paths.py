@@ -14,6 +14,7 @@ from braceexpand import braceexpand
 from ..errors import ShardError
 from ..remedies import Call, Message
 from .manifest import MANIFEST, listed
+from .pillow import FILE_EXTENSIONS
 from .saved import SUFFIXES
 from .urls import is_url, public_url
 
@@ -156,8 +157,11 @@ def _expand_existing(text: str) -> Iterator[Path]:
         raise ShardError(f"shards {text!r}: the folder cannot be read: {error.strerror}.") from error
     files = sorted(found | set(listed(path)))
     if not files:
+        images = (entry.name for entry in path.iterdir() if entry.suffix[1:].lower() in FILE_EXTENSIONS)
+        image = next(images, None)
+        beside = "no image" if image is None else f"no sub-directory per class, but images such as {image!r}"
         raise ShardError(
-            f"shards {text!r}: the folder has no .tar file and no image. Expected are .tar files directly in "
+            f"shards {text!r}: the folder has no .tar file and {beside}. Expected are .tar files directly in "
             "it; images to predict, in it or below; or, for build_cache and FolderShards only, one "
             "sub-directory per class with its images."
         )
