@@ -2,8 +2,9 @@
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
-# As many processes as cores, at most eight; the tests that took longest are listed at the end.
-PYTEST := $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --durations=15 --durations-min=1
+# A process more than cores, because some tests wait; at most eight. The tests that took longest are listed at the end.
+PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
+PYTEST := $(VENV)/bin/python -m pytest -n $(PROCESSES) --durations=15 --durations-min=1
 PY := $(VENV)/bin/python
 # pip shows its progress on a terminal, and only warnings and errors elsewhere. Python compiles what is imported.
 PIP := $(PY) -m pip install --no-compile --disable-pip-version-check $(shell [ -t 2 ] || echo -qq)

@@ -115,7 +115,8 @@ def test_http_in_worker_processes_and_a_second_run(serve, local, tmp_path):
     assert b"secret" not in (tmp_path / "cache" / "manifest.json").read_bytes()
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.sweep
+@pytest.mark.parametrize("shuffle", [True, False])
 def test_http_with_other_layouts(serve, local, tmp_path, shuffle):
     layout = Layout(samples_per_shard=7, shuffle=shuffle)
     build_cache(serve(Ranges) + "/t-{000..002}.tar", tmp_path / "cache", executor=0, layout=layout)
@@ -214,6 +215,7 @@ def stalling(often: int) -> type[Ranges]:
     return Stalling
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "layout", [Layout(), Layout(samples_per_shard=7, shuffle=True)], ids=["whole", "parts"]
 )

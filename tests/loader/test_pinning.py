@@ -58,7 +58,8 @@ def trained(runner: Runner, library: LateDriver, count: int = 60, keeps: int = 0
     return [bool((copy == k % 251).all()) for k, copy in copies]
 
 
-@pytest.mark.parametrize("keeps", [0, 1, 5])
+@pytest.mark.sweep
+@pytest.mark.parametrize("keeps", [1, 0, 5])
 @pytest.mark.parametrize("kind", RUNNERS)
 def test_memory_is_used_again_when_the_copies_from_it_have_ended(late, kind, keeps):
     runner = runner_of(kind)
@@ -75,6 +76,7 @@ def test_memory_is_used_again_when_the_copies_from_it_have_ended(late, kind, kee
     assert set(late.unregistered) == asked and not late.registered and not pinning._registered
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", RUNNERS)
 def test_without_waiting_for_the_copies_they_would_be_wrong(monkeypatch, late, kind):
     monkeypatch.setattr(pinning.Mark, "is_over", lambda mark: True)
@@ -84,6 +86,7 @@ def test_without_waiting_for_the_copies_they_would_be_wrong(monkeypatch, late, k
     runner.close()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", RUNNERS)
 def test_pin_false_and_processes_without_cuda_register_nothing(monkeypatch, late, kind):
     runner = runner_of(kind, pin=False)
