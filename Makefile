@@ -2,9 +2,10 @@
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
-# A process more than cores, because some tests wait; at most eight. The tests that took longest are listed at the end.
-PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
-PYTEST := $(VENV)/bin/python -m pytest -n $(PROCESSES) --durations=15 --durations-min=1
+# The tests that took longest are listed at the end. As many processes as cores, at most eight; one more for the fast
+# tests, some of which wait.
+CORES := $(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8)))
+PYTEST := $(VENV)/bin/python -m pytest --durations=15 --durations-min=1
 PY := $(VENV)/bin/python
 # pip shows its progress on a terminal, and only warnings and errors elsewhere. Python compiles what is imported.
 PIP := $(PY) -m pip install --no-compile --disable-pip-version-check $(shell [ -t 2 ] || echo -qq)
@@ -46,10 +47,10 @@ train: setup  ## train on synthetic shards (ARGS="experiment=article trainer.max
 	$(PY) train.py $(ARGS)
 
 test: setup  ## the fast tests (ARGS="-k crop")
-	$(PYTEST) -m "not slow" --dist worksteal $(ARGS)
+	$(PYTEST) -n $(shell expr $(CORES) + 1) -m "not slow" --dist worksteal $(ARGS)
 
 test-all: setup  ## the slow tests, those that `make test` leaves out
-	$(PYTEST) -m slow --dist loadgroup $(ARGS)
+	$(PYTEST) -n $(CORES) -m slow --dist loadgroup $(ARGS)
 
 lint: setup  ## formatting, ruff, mypy, clang-format
 	$(VENV)/bin/ruff format --check .
