@@ -120,7 +120,7 @@ def _row(
 
 
 def _against(group: str, contestants: Sequence[DeviceContestant], found: dict[int, _Time], best: int) -> str:
-    """Say how many times the speed of the best peer our own have."""
+    """Return a line with the speeds of tarpeg's rows, relative to that of the best peer."""
     ratios = (
         f"{contestants[index].name} {found[best].wall / spent.wall:.1f}"
         for index, spent in found.items()

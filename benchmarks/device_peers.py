@@ -24,11 +24,11 @@ from tarpeg.shards.pillow import as_tensor
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from .decode_peers import DecodeInput, Place, decode_jpeg, functional
+from .decode_peers import KINDS, DecodeInput, Place, decode_jpeg, functional
 
 BATCH = 256
 """Images per batch: a GPU needs more of them than a core of the CPU."""
-KINDS = ("tiled", "packed")
+TILED = KINDS[1:]
 """Kinds of files that have tiles to gather."""
 _SLOTS = 3  # buffers of a contestant: one that is filled, and two whose copies may be under way
 _AHEAD = 2  # batches that DALI prepares ahead
@@ -167,10 +167,10 @@ def device_contestants(setting: DeviceSetting) -> list[DeviceContestant]:
     fidelities: tuple[decode.Fidelity, ...] = ("fast", "exact") if setting.is_resized else ("fast",)
     found = [
         DeviceContestant("torchvision v2 on the CPU", _torchvision_on_cpu(setting)),
-        *(DeviceContestant(f"tarpeg, {kind}, on the CPU", _on_cpu(setting, kind)) for kind in KINDS),
+        *(DeviceContestant(f"tarpeg, {kind}, on the CPU", _on_cpu(setting, kind)) for kind in TILED),
     ]
     parts = []
-    for kind in KINDS:
+    for kind in TILED:
         for fidelity in fidelities:
             path = _Gathering(setting, kind, fidelity)
             name = f"tarpeg, {kind}" + f", {fidelity}" * setting.is_resized

@@ -322,12 +322,9 @@ def _measure_in_process(
     interpolation: decode.Interpolation,
     advance: Advance,
 ) -> Report:
-    suite, images, jpegs = _suite_of(report.suite, interpolation), report.images, []
+    suite, images = _suite_of(report.suite, interpolation), report.images
     batches: list[Any] = []
-    for jpeg in files or _photographs(photos, images):
-        jpegs.append(jpeg)
-        advance("drawing", len(jpegs) / images)
-    crop = RandomCrop(_CROP) if report.suite == "crop" else RandomResizedCrop(SIZE)
+    jpegs, crop = _drawn(report, photos, files, advance)
     is_augment = report.suite == "augment"
     for start in range(0, images, BATCH):
         part, seed = jpegs[start : start + BATCH], photos.seed + start
@@ -366,6 +363,17 @@ def _measure_in_process(
     return replace(report, groups=GROUPS, figures=figures, missing=missing)
 
 
+def _drawn(
+    report: Report, photos: Photos, files: Sequence[bytes], advance: Advance
+) -> tuple[list[bytes], RandomCrop | RandomResizedCrop]:
+    """Return the photographs, which are `files` if there are any, and the crop of the suite."""
+    jpegs: list[bytes] = []
+    for jpeg in files or _photographs(photos, report.images):
+        jpegs.append(jpeg)
+        advance("drawing", len(jpegs) / report.images)
+    return jpegs, RandomCrop(_CROP) if report.suite == "crop" else RandomResizedCrop(SIZE)
+
+
 def _measure_on_device(
     report: Report,
     photos: Photos,
@@ -374,11 +382,7 @@ def _measure_on_device(
     threads: int | None,
     advance: Advance,
 ) -> Report:
-    jpegs: list[bytes] = []
-    for jpeg in files or _photographs(photos, report.images):
-        jpegs.append(jpeg)
-        advance("drawing", len(jpegs) / report.images)
-    crop = RandomCrop(_CROP) if report.suite == "crop" else RandomResizedCrop(SIZE)
+    jpegs, crop = _drawn(report, photos, files, advance)
     report = replace(report, work=_SUITES[report.suite].work)
     count = threads or usable_cores()
     return device_report(report, jpegs, crop, photos.seed, torch.device(device, 0), count, advance)

@@ -26,7 +26,7 @@ struct Zigzag {
   alignas(8) uint8_t natural[64];
 };
 using BlockStates = BlockState[kThreads / kLanes];
-constexpr int kMostValues = 512;  // of a packed tile there are at most 256
+constexpr int kMostValues = 2 * kMostTileBlocks;
 using TileBlocks = BlockValues[kMostValues];
 constexpr int64_t kMostImages = 4096;  // in one launch: each block of plans_kernel looks at all of them
 constexpr int64_t kMostShares = 256;   // blocks of an image
@@ -67,7 +67,7 @@ TARPEG_DEVICE bool read(const Job& job, Gathered* all) {
   return read_header(job.data, job.bytes, job.count, job.height, job.width, job.channels, all);
 }
 
-// Of a block that shares an image with others: its warp among theirs, and how many there are.
+// Of a thread: its warp among those of all blocks of its image, and its number in the warp.
 TARPEG_DEVICE int warp_of() { return static_cast<int>(blockIdx.x * kWarps + threadIdx.x / kWarp); }
 TARPEG_DEVICE int lane_of() { return static_cast<int>(threadIdx.x % kWarp); }
 
@@ -90,16 +90,15 @@ __global__ void __launch_bounds__(kWarp) plans_kernel(Job job) {
   __syncthreads();
   if (threadIdx.x == 0) {
     const Image& image = plan.image;
-    int32_t status = static_cast<int32_t>(Status::kCorrupt);
+    Status status = Status::kCorrupt;
     if (is_read && image.status != 0) {
-      const bool is_known = image.status > 0 && image.status <= static_cast<int32_t>(Status::kNotGathered);
-      if (is_known) status = image.status;
+      status = given_status(image);
     } else if (is_read && is_in_order && plan_image(all, &plan) && image.work % 64 == 0) {
       const uint64_t next = index + 1 < end ? all.work_of(index + 1) : job.work;
-      if (next <= job.work && image.work <= next && plan.work <= next - image.work) status = 0;
+      if (next <= job.work && image.work <= next && plan.work <= next - image.work) status = Status::kOk;
     }
-    plan.image.status = status;
-    job.statuses[index] = status;
+    plan.image.status = static_cast<int32_t>(status);
+    job.statuses[index] = plan.image.status;
   }
   __syncthreads();
   copy(&plan, job.plans + index, kWarp);

@@ -76,12 +76,6 @@ void find_weights(const AxisPlan& axis, const double* lanczos, uint8_t* memory) 
   for (int i = 0; i < axis.out; ++i) view.round(i);
 }
 
-// Of an image that was not gathered.
-Status given_status(const Image& image) {
-  const bool is_known = image.status > 0 && image.status <= static_cast<int32_t>(Status::kNotGathered);
-  return is_known ? static_cast<Status>(image.status) : Status::kCorrupt;
-}
-
 }  // namespace
 
 Status decode(const Gathered& all, uint32_t index, Memory* memory, uint8_t* out) {

@@ -6,6 +6,7 @@
 #include "gather/weights.h"
 #include "image/method.h"
 #include "image/orientation.h"
+#include "jpeg/packed_tile.h"
 
 // What follows from the record of a gathered image: geometry, and where things are in its memory. Planes as
 // in jpeg/planes.cpp.
@@ -343,6 +344,12 @@ TARPEG_HD Box stored_box(const Image& image) {
   return Orientation::from_exif(image.orientation).stored(box_of(image), image.height, image.width);
 }
 
+// The status of an image that was not gathered.
+TARPEG_HD Status given_status(const Image& image) {
+  const bool is_known = image.status > 0 && image.status <= static_cast<int32_t>(Status::kNotGathered);
+  return is_known ? static_cast<Status>(image.status) : Status::kCorrupt;
+}
+
 // The plan of plan->image, whose status is 0, but for where its tables and pieces are; all else of the plan
 // are zeros before. False if the record is impossible.
 TARPEG_HD bool plan_geometry(const Header& header, Plan* plan) {
@@ -370,7 +377,8 @@ TARPEG_HD bool plan_geometry(const Header& header, Plan* plan) {
   }
   int most_across, most_down;
   if (!plan_frame(plan, &most_across, &most_down)) return false;
-  const bool fits = is_packed ? image.tile * plan->mcu_blocks <= 256 : plan->mcu_columns % image.tile == 0;
+  const bool fits =
+      is_packed ? image.tile * plan->mcu_blocks <= kMostTileBlocks : plan->mcu_columns % image.tile == 0;
   const bool swap = plan->turn.swap;
   if (!fits ||
       !box_of(image).is_inside(swap ? image.width : image.height, swap ? image.height : image.width)) {

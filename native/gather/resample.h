@@ -3,8 +3,8 @@
 #include "gather/idct.h"
 
 // From planes to the pixels of the result: the arithmetic of jpeg/color.cpp, image/row_passes.cpp,
-// image/column_pass.cpp and image/pixels.cpp, one line at a
-// time: `begin` and `step` say which of its numbers a thread makes.
+// image/column_pass.cpp and image/pixels.cpp, one line at a time: `begin` and `step` say which of its numbers
+// a thread makes.
 namespace tarpeg::gather {
 
 constexpr int kBlendBits = 7, kMostBetween = 255 << kBlendBits;
@@ -168,7 +168,7 @@ struct Across {
         shift(columns.precision() + kPlaneRowBits - kBlendBits) {}
   // A level, or a component minus 128 of kBlendBits fractional bits, from each of the lines.
   template <int kLines>
-  TARPEG_HD void at(int column, const int16_t* const (&lines)[kLines], int (&results)[kLines]) const {
+  TARPEG_HD void at(int column, const int16_t* const* lines, int* results) const {
     const int start = first + columns.start[column], count = columns.counts[column];
     const int16_t* const weights = columns.weights_of(column);
     uint32_t sums[kLines];
@@ -202,26 +202,21 @@ TARPEG_HD void put_planes(const Plan& plan, int row, int begin, int step, uint8_
   const Across red(plan, plan.axes[plan.axis_of[2] + 1], plan.planes[2], memory);
   const bool are_equal = plan.axis_of[1] == plan.axis_of[2] && plan.planes[1].left == plan.planes[2].left &&
                          plan.planes[1].columns == plan.planes[2].columns;
-  const int16_t *lumas[kRowsAtOnce], *blues[kRowsAtOnce], *reds[kRowsAtOnce], *colours[2 * kRowsAtOnce];
+  const int16_t *lumas[kRowsAtOnce], *colours[2 * kRowsAtOnce];
   for (int i = 0; i < kRowsAtOnce; ++i) {
     const int here = least(row + i, plan.out_rows - 1);
     lumas[i] = line_at(plan, 0, here, memory);
-    colours[i] = blues[i] = line_at(plan, 1, here, memory);
-    colours[kRowsAtOnce + i] = reds[i] = line_at(plan, 2, here, memory);
+    colours[i] = line_at(plan, 1, here, memory);
+    colours[kRowsAtOnce + i] = line_at(plan, 2, here, memory);
   }
   for (int column = begin; column < plan.out_columns; column += step) {
     int y[kRowsAtOnce], c[2 * kRowsAtOnce];
-    luma.at(column, lumas, y);
+    luma.at<kRowsAtOnce>(column, lumas, y);
     if (are_equal) {
-      blue.at(column, colours, c);
+      blue.at<2 * kRowsAtOnce>(column, colours, c);
     } else {
-      int cb[kRowsAtOnce], cr[kRowsAtOnce];
-      blue.at(column, blues, cb);
-      red.at(column, reds, cr);
-      for (int i = 0; i < kRowsAtOnce; ++i) {
-        c[i] = cb[i];
-        c[kRowsAtOnce + i] = cr[i];
-      }
+      blue.at<kRowsAtOnce>(column, colours, c);
+      red.at<kRowsAtOnce>(column, colours + kRowsAtOnce, c + kRowsAtOnce);
     }
     for (int i = 0; i < kRowsAtOnce && row + i < plan.out_rows; ++i) {
       const Rgb rgb = rgb_of_planes(y[i], c[i], c[kRowsAtOnce + i]);
@@ -242,10 +237,10 @@ TARPEG_HD void put_levels(const Plan& plan, int row, int begin, int step, uint8_
       } else if (plan.way == Way::kColumns) {
         to[c] = clamped(level_down(plan, AxisView(plan.axes[0], memory), c, row, column, memory));
       } else {
-        const int16_t* const line[1] = {line_at(plan, c, row, memory)};
-        int level[1];
-        Across(plan, plan.axes[1], memory).at(column, line, level);
-        to[c] = clamped(level[0]);
+        const int16_t* const line = line_at(plan, c, row, memory);
+        int level;
+        Across(plan, plan.axes[1], memory).at<1>(column, &line, &level);
+        to[c] = clamped(level);
       }
     }
   }

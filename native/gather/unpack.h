@@ -99,8 +99,6 @@ TARPEG_HD bool find_streams(const Nibbles& tile, int blocks, uint32_t head, uint
   return end <= tile.size && tile.size - end < unit;
 }
 
-constexpr int kMostTileBlocks = 256;
-
 struct Tile {
   Nibbles bytes;
   int row, first_mcu, mcus, blocks;

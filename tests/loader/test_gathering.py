@@ -8,6 +8,7 @@ import tarpeg
 import torch
 from helpers.caches import CODECS, tiles_of, write_cache
 from helpers.loaders import RUNNERS, digest, load, name_of
+from helpers.own_source import OwnSource
 from helpers.pictures import saved
 from helpers.small_tars import sample, write_tar
 from PIL import Image
@@ -104,23 +105,8 @@ def test_chunks_come_with_the_tiles(cache, workers, monkeypatch):
     assert found == expected
 
 
-class Own(tarpeg.Source):
-    """Samples of shards, each image in memory of its own."""
-
-    def __init__(self, paths):
-        self.shards = Shards(paths)
-
-    def __len__(self):
-        return len(self.shards)
-
-    def keys(self, ids):
-        return self.shards.keys(ids)
-
-    def members(self, ids, extension):
-        return self.shards.members(ids, extension)
-
-    def extensions(self, id):
-        return self.shards.extensions(id)
+def own_source(paths):
+    return OwnSource(Shards(paths))
 
 
 class Reversed(Shards):
@@ -133,11 +119,11 @@ class Reversed(Shards):
         return super().sizes(len(self) - 1 - np.asarray(ids))
 
 
-@pytest.mark.parametrize("kind", [Own, Reversed])
+@pytest.mark.parametrize("kind", [own_source, Reversed])
 def test_the_images_are_those_of_a_source_of_the_user(tiled, kind):
     expected, found = both(kind(sorted(tiled.glob("*.tar"))), **HERE)
     assert found == expected
-    assert (found == both(tiled, **HERE)[0]) == (kind is Own)
+    assert (found == both(tiled, **HERE)[0]) == (kind is own_source)
 
 
 def test_it_goes_on_after_a_resume(tiled):

@@ -8,6 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 import tarpeg
+from helpers.own_source import OwnSource
 from helpers.pictures import jpeg
 from tarpeg.shards.joined import Joined
 from tarpeg.shards.mapped import Shards
@@ -34,28 +35,9 @@ def parts(tmp_path):
     return [one, other, Shards([tmp_path / "a0.tar"])]
 
 
-class InMemory(tarpeg.Source):
-    """A source of the user with the samples of shards."""
-
-    def __init__(self, shards):
-        self.shards = shards
-
-    def __len__(self):
-        return len(self.shards)
-
-    def keys(self, ids):
-        return self.shards.keys(ids)
-
-    def members(self, ids, extension):
-        return self.shards.members(ids, extension)
-
-    def extensions(self, id):
-        return self.shards.extensions(id)
-
-
 @pytest.mark.parametrize("kind", ["shards", "mixed"])
 def test_samples_are_those_of_the_parts(parts, kind):
-    parts = [InMemory(parts[0]), *parts[1:]] if kind == "mixed" else parts
+    parts = [OwnSource(parts[0]), *parts[1:]] if kind == "mixed" else parts
     before = [[part.keys(range(len(part))), part.members(range(len(part)), "txt")] for part in parts]
     joined = Joined(parts)
     ids = np.array([11, 4, 5, 0, 8, 3, 9])

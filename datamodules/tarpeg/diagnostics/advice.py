@@ -7,12 +7,13 @@ costs and the measured shares of time into one piece of advice.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -336,12 +337,12 @@ def _expected(gain: float) -> str:
     return f"; expected {gain:.1f}x"
 
 
-def measure_costs(fetcher: Fetcher, epoch: int, seconds: float, *, gathers: bool = False) -> Costs | None:
+def measure_costs(fetcher: Fetcher, epoch: int, seconds: float) -> Costs | None:
     """Measure for about ``seconds`` what an image of that epoch costs; None if 0 seconds or unreadable.
 
-    None also for samples with several images, and if the workers gather, and a device decodes.
+    None also for samples with several images.
     """
-    if not seconds or gathers or fetcher.split.image is not None:
+    if not seconds or fetcher.split.image is not None:
         return None
     started, threads = time.monotonic(), torch.get_num_threads()
     torch.set_num_threads(1)
@@ -378,9 +379,10 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
     fetchers = [plain, *(replace(plain, shards=_replaced(fetcher.shards, cached)) for cached in caches)]
     if plain is not fetcher:
         fetchers.append(fetcher)
+    works = [functools.partial(_fetch, each, request) for each in fetchers]
     rounds: list[list[float]] = []
     while len(rounds) < 2 or (len(rounds) <= _MAX_ROUNDS and time.monotonic() < end):
-        rounds.append([1e6 / len(ids) * _cpu_seconds(each, request) for each in fetchers])
+        rounds.append([1e6 / len(ids) * _cpu_seconds(work) for work in works])
     # The first round maps the shards and allocates.
     decode, *times = (statistics.median(column) for column in zip(*rounds[1:], strict=True))
     augment = 0.0 if plain is fetcher else max(0.0, times.pop() - decode)
@@ -413,12 +415,8 @@ def _gathering(fetcher: Fetcher, request: Request, rounds: int) -> float:
         return 0.0
     if 2 * int((status != Status.OK).sum()) > len(status):
         return 0.0
-    seconds = []
-    for _ in range(rounds):
-        started = time.thread_time()
-        gatherer.gather(name, request)
-        seconds.append(time.thread_time() - started)
-    return 1e6 / len(request.ids) * statistics.median(seconds)
+    work = functools.partial(gatherer.gather, name, request)
+    return 1e6 / len(request.ids) * statistics.median(_cpu_seconds(work) for _ in range(rounds))
 
 
 def _replaced(shards: Any, cached: Mapping[int, Tensor]) -> Any:
@@ -432,10 +430,14 @@ def _replaced(shards: Any, cached: Mapping[int, Tensor]) -> Any:
     return samples
 
 
-def _cpu_seconds(fetcher: Fetcher, request: Request) -> float:
-    """Processor time of this thread for one batch: other threads may prepare the next epoch."""
-    started = time.thread_time()
+def _fetch(fetcher: Fetcher, request: Request) -> None:
     result = fetcher.fetch(request)
     if result.error is not None:
         raise result.error
+
+
+def _cpu_seconds(work: Callable[[], object]) -> float:
+    """Processor time of this thread for one batch: other threads may prepare the next epoch."""
+    started = time.thread_time()
+    work()
     return time.thread_time() - started

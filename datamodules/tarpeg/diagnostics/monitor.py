@@ -461,9 +461,9 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
     names = sorted([type(uncompiled(module)).__name__ for module in modules], key="Augment".__eq__)
     costs = None
     is_mixture = len(loader.fetchers()) > 1  # what an image costs is that of its source
-    if not split.streaming and not is_mixture:
-        epoch, gathers = max(trainer.current_epoch - 1, 0), loader.config.decodes_on_device
-        costs = measure_costs(loader.fetcher, epoch, seconds, gathers=gathers)
+    is_gathering = loader.config.decodes_on_device
+    if not (split.streaming or is_mixture or is_gathering):
+        costs = measure_costs(loader.fetcher, max(trainer.current_epoch - 1, 0), seconds)
     return run._replace(
         source=None if is_mixture or is_source(split.shards) else cast(Any, split.shards),
         is_streaming=bool(split.streaming),
@@ -473,5 +473,5 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
         is_random=any(getattr(module, "is_random", False) for module in modules),
         has_operators=device != "cuda" or library.has_cuda(),
         costs=costs,
-        is_gathering=loader.config.decodes_on_device,
+        is_gathering=is_gathering,
     )

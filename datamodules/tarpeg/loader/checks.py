@@ -323,7 +323,8 @@ def open_split(split: Split, *, is_first: bool = True, needs_labels: bool = True
         source = split.open(is_first=is_first)
         if needs_labels:
             split.check_labels(source)
-            split.classes()  # raises if its folders have two names for a label
+            if split.has_stored_classes:
+                source.classes()  # raises if its folders have two names for a label
     return source
 
 

@@ -265,8 +265,14 @@ class Split:
             return self._classes_of_table
         if isinstance(self.target, Label):
             return self.target.names
+        return classes_of(self.shards) if self.has_stored_classes else None
+
+    @property
+    def has_stored_classes(self) -> bool:
+        """Whether the names of the classes are those stored beside the shards, or of the source, if any."""
+        has_others = isinstance(self.target, Label) or (self.labels is not None and self.target is not None)
         has_names = self.target == "cls" or self.targets is not None
-        return classes_of(self.shards) if has_names and not self.streaming else None
+        return has_names and not has_others and not self.streaming
 
     @cached_property
     def _classes_of_table(self) -> list[str] | None:

@@ -200,7 +200,6 @@ def image_sizes(jpegs: Sequence[Tensor], places: Tensor | None = None) -> Tensor
         raise ValueError("jpegs must be a list of uint8 tensors [n], not one tensor: image_sizes([jpeg])")
     if not jpegs:
         return torch.empty((0, 2), dtype=torch.int32, device="cpu")
-
     _count_of(jpegs, places)
     own = None if places is None else places.contiguous()
     sizes: Tensor = _call(lambda: torch.ops.tarpeg.image_sizes(jpegs, own), lambda: _check_jpegs(jpegs))

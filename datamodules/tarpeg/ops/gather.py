@@ -7,7 +7,7 @@ decodes them. What the CPU must decode itself has the status ``NOT_GATHERED``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -108,13 +108,13 @@ def gather_tiles(
         arguments = (images, spans, own, height, width, flips, *method)
         if out is not None and not torch.compiler.is_compiling():
             status, numbers = torch.ops.tarpeg.gather_tiles_out(*arguments, out)
-            needed, work, *chunks = numbers.tolist()
+            needed = int(numbers[0])
             if needed <= len(out):
-                return Gathered(out[:needed], status, (height, width), channels, work, tuple(chunks))
-        data, status, numbers = torch.ops.tarpeg.gather_tiles(*arguments)
-        if torch.compiler.is_compiling():
-            return Gathered(data, status, (height, width), channels, 0, ())
-        _, work, *chunks = numbers.tolist()
+                return found(out[:needed], status, numbers)
+        return found(*torch.ops.tarpeg.gather_tiles(*arguments))
+
+    def found(data: Tensor, status: Tensor, numbers: Tensor) -> Gathered:
+        _, work, *chunks = (0, 0) if torch.compiler.is_compiling() else numbers.tolist()
         return Gathered(data, status, (height, width), channels, work, tuple(chunks))
 
     def check() -> None:
@@ -201,17 +201,9 @@ def _check_data(data: Tensor) -> None:
 
 
 @torch.library.register_fake("tarpeg::gather_tiles")  # type: ignore[untyped-decorator]
-def _fake_gather_tiles(
-    images: Sequence[Tensor],
-    places: Tensor | None,
-    boxes: Tensor,
-    height: int,
-    width: int,
-    flip: Tensor | None,
-    *options: object,
-) -> tuple[Tensor, Tensor, Tensor]:
-    status, numbers = _fake_gather_tiles_out(images, places, boxes, height, width, flip)
-    data = boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.uint8)
+def _fake_gather_tiles(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    status, numbers = _fake_gather_tiles_out(*arguments)
+    data = status.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.uint8)
     return data, status, numbers
 
 
