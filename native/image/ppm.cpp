@@ -8,24 +8,25 @@
 namespace tarpeg {
 namespace {
 
-// Reads one decimal number of a PPM header, after white space and comments; -1 if there is none.
+bool is_space(uint8_t c) noexcept { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+// Reads one decimal number of a PPM header, after white space and comments, up to the white space that has to
+// end it; -1 if there is none. What is read otherwise by others is refused here, and left to Pillow.
 int ppm_number(const uint8_t* data, size_t size, size_t* at) noexcept {
-  while (*at < size) {
-    const uint8_t c = data[*at];
-    if (c == '#') {
-      while (*at < size && data[*at] != '\n') ++*at;
-    } else if (c == ' ' || (c >= '\t' && c <= '\r')) {
-      ++*at;
+  if (*at >= size || !is_space(data[*at])) return -1;
+  while (*at < size && (is_space(data[*at]) || data[*at] == '#')) {
+    if (data[*at] == '#') {
+      while (*at < size && data[*at] != '\n' && data[*at] != '\r') ++*at;
     } else {
-      break;
+      ++*at;
     }
   }
-  int value = -1;
-  for (; *at < size && data[*at] >= '0' && data[*at] <= '9'; ++*at) {
-    value = (value < 0 ? 0 : value) * 10 + (data[*at] - '0');
-    if (value > 10000000) return -1;
-  }
-  return value;
+  constexpr size_t kMostDigits = 7;
+  const size_t first = *at;
+  int value = 0;
+  while (*at < size && *at - first < kMostDigits && data[*at] >= '0' && data[*at] <= '9')
+    value = 10 * value + (data[(*at)++] - '0');
+  return *at > first && *at < size && is_space(data[*at]) ? value : -1;
 }
 
 // In rows. Measured: 1, 3 and 6 took 0.30, 0.22 and 0.25 of the resampling's time, no prefetching 0.70.
@@ -41,8 +42,7 @@ Header read_ppm_header(const uint8_t* data, size_t size) noexcept {
   header.height = ppm_number(data, size, &at);
   const int peak = ppm_number(data, size, &at);
   header.body = at + 1;  // exactly one white-space byte ends the header
-  const bool is_ended = at < size && (data[at] == ' ' || (data[at] >= '\t' && data[at] <= '\r'));
-  if (header.width < 1 || header.height < 1 || peak < 1 || !is_ended)
+  if (header.width < 1 || header.height < 1 || peak < 1)
     header.status = Status::kCorrupt;
   else if (peak != 255)
     header.status = Status::kUnsupported;

@@ -370,6 +370,10 @@ def test_a_shard_that_loses_all_its_samples(shard_of, tmp_path, cache):
     assert report.shards == 1 and [entry.part for entry in report.quarantine] == ["bad.tar"]
     with pytest.raises(CacheError, match="nothing to cache"):
         build([bad], tmp_path / "none", max_bad=1.0)
+    report = build([good], tmp_path / "none")  # of which that source holds nothing
+    assert report.samples == 3 and contents(tmp_path / "none") == contents(
+        build([good], tmp_path / "own").dest
+    )
 
 
 def test_an_image_that_readers_would_overlook_is_an_error(shard_of, cache):

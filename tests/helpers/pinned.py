@@ -111,6 +111,8 @@ class LateDriver:
 
     def cuMemHostUnregister(self, address: Any) -> int:
         assert not self._work, "a copy from this memory may go on"
+        if address.value not in self.registered:
+            return 713  # CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
         assert is_mapped_shared(address.value, self.registered.pop(address.value))
         self.unregistered.append(address.value)
         return 0

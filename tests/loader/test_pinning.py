@@ -170,6 +170,27 @@ def test_ctrl_c_when_memory_has_been_registered(monkeypatch):
         assert set(library.unregistered) == set(library.asked)
 
 
+@pytest.mark.parametrize("name", ["cuMemHostUnregister", "cuEventQuery", "cuCtxRecordEvent"])
+def test_ctrl_c_when_memory_is_unregistered(monkeypatch, late, name):
+    buffers = BatchBuffers(NBYTES, 0, shared=True, pins=True)
+    address = buffers.lend(buffers.acquire(), SHAPE, torch.uint8).data_ptr()
+    del buffers
+    gc.collect()
+    call = getattr(late, name)
+
+    def interrupted(*given):
+        call(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(late, name, interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        pinning.sweep()
+    monkeypatch.setattr(late, name, call, raising=False)
+    pinning.sweep(1.0)
+    assert set(late.unregistered) == {address} and not pinning._registered and not pinning.gone
+    assert not is_mapped_shared(address, NBYTES)
+
+
 def test_memory_is_unmapped_after_all_tensors_and_all_copies(late):
     late.every = 1 << 30
     buffers = BatchBuffers(NBYTES, 0, shared=True, pins=True)

@@ -387,6 +387,25 @@ def test_modules_that_would_leave_targets_behind_are_refused():
     tarpeg.Loader(split, 4, workers=0, training=False, augment=Augment(mix=tarpeg.Mix(10, mixup=0.2)))
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"crop": [CenterCrop(48), CenterCrop(32)]}, "2 views"),
+        ({"crop": CenterCrop(48), "target": None}, "target=None"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused_before_the_first_batch(options, text):
+    mixing = Augment(mix=tarpeg.Mix(10, mixup=0.2))
+    split = Split(Memory(), **options)
+    for augment in (mixing, *([[mixing, Augment()]] if "views" in text else [])):
+        with pytest.raises(ValueError, match=f"mix=Mix.*train has {text}.*mix=None"):
+            tarpeg.ShardDataModule(train=split, augment=augment, workers=0)
+        with pytest.raises(ValueError, match=f"mix=Mix.*{text}"):
+            tarpeg.Loader(split, 4, workers=0, augment=augment)
+    evaluated = Split(Memory(), **{**options, "target": None})
+    tarpeg.Loader(evaluated, 4, workers=0, training=False, augment=mixing)
+
+
 def test_policies_are_drawn_once(monkeypatch):
     calls = []
     program = tarpeg.TrivialAugmentWide.program

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import resource
 import struct
 from pathlib import Path
 
+import numpy
 import pytest
 import tarpeg
 import torch
@@ -240,6 +242,33 @@ def test_only_the_header_is_read_and_sizes_without_one_are_zero() -> None:
         tarpeg.image_sizes(pictures.tensor(good))
     empty = tarpeg.image_sizes([])
     assert empty.shape == (0, 2) and empty.dtype == torch.int32
+
+
+# Of white space that Pillow wants, of comments that it ends at CR, of numbers that it joins over a comment.
+@pytest.mark.parametrize(
+    "header",
+    (
+        *(
+            "P6\n4 3\n255\n",
+            "P6 4 3 255 ",
+            "P6\t4\x0b3\x0c255\r",
+            "P6\n# 9\r4 3 255\n",
+            "P6\n#\n#\n4 3 255\n",
+        ),
+        *("P64 3 255\n", "P6#\n4 3 255\n", "P6\n4#\n 3 255\n", "P6\n1#\n0 3 255\n", "P6\n4 3 255#\n\n"),
+        *("P6\n04 0003 0255\n", "P6\n0000000004 3 255\n", "P6\n00000000004 3 255\n", "P6\n+4 3 255\n"),
+        *("P6\n4 3 255", "P6\n4 3", "P6\n4,3 255\n", "P6\n4 3 255x", "P6\n4 -3 255\n", "P6\n4 3 2_5\n"),
+    ),
+)
+def test_a_header_of_a_ppm_is_read_as_pillow_does_or_left_to_it(header: str) -> None:
+    content = header.encode() + pictures.pixels(3, 40).tobytes()
+    file = pictures.tensor(content)
+    ((height, width),) = tarpeg.image_sizes([file]).tolist()
+    if height:
+        expected = torch.from_numpy(numpy.array(Image.open(io.BytesIO(content)))).permute(2, 0, 1)
+        assert torch.equal(tarpeg.decode_crop(file, 0, 0, height, width), expected)
+    is_plain = header in ("P6\n4 3\n255\n", "P6 4 3 255 ", "P6\n#\n#\n4 3 255\n")
+    assert height or not is_plain
 
 
 # Binary PPM, the raw cache's format: every width, and no read beyond the end of the file.

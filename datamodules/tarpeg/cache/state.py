@@ -92,7 +92,8 @@ def start_build(
         if manifest is not None:
             held = manifest.source
         else:  # an unfinished build; those of early versions did not record their source
-            held = json.loads(read_regular(recorded)) if results and recorded.exists() else source
+            has_samples = any(result.samples for result in results.values())
+            held = json.loads(read_regular(recorded)) if has_samples and recorded.exists() else source
         if not replace and (lost := _lost(held, source, manifest is not None)):
             raise CacheError(
                 Message(

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..augment.distortions import Affine
 from ..augment.geometry import may_move
+from ..augment.mixing import Mix
 from ..augment.module import Augment
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
@@ -171,11 +172,13 @@ def check_split(name: str, split: Split, augment: nn.Module | None, *, training:
         )
     if split.shares_box and training and len(split.pipelines) > 1:
         _check_moves_together(name, split, augment)
+    if training:
+        _check_mix(name, split, augment)
     if contains_augment(augment):
         for pipeline in split.pipelines:
             _check_uint8(name, torch.uint8 if pipeline.levels is None else pipeline.levels.dtype)
     if split.targets is not None:
-        _check_targets_follow(name, augment, training=training)
+        _check_targets_follow(name, augment)
         _check_masks_follow(name, split)
         for pipeline in split.pipelines:
             check_carried(name, pipeline, split.targets)
@@ -195,6 +198,26 @@ def check_split(name: str, split: Split, augment: nn.Module | None, *, training:
                 f"{name} has channels={split.channels}, but augment= has mean={list(module.mean)}: give "
                 f"{remedy}"
             )
+
+
+def _mixes(augment: nn.Module | None) -> list[Mix]:
+    """Return what mixes images and labels in the modules of ``augment``."""
+    plain = (module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment))
+    return [module.mix for module in plain if module.mix is not None]
+
+
+def _check_mix(name: str, split: Split, augment: nn.Module | None) -> None:
+    """Raise ValueError if ``augment`` would mix images or labels that cannot be mixed."""
+    mixes = _mixes(augment)
+    if not mixes:
+        return
+    mixing = f"augment= mixes images and labels, mix={mixes[0]!r}, but {name} has"
+    if split.targets is not None:
+        raise ValueError(f"{mixing} targets= and no labels: give Augment(mix=None)")
+    if (views := len(split.view_crops())) > 1:
+        raise ValueError(f"{mixing} {views} views of each image: give one crop, or Augment(mix=None)")
+    if split.target is None and split.labels is None:
+        raise ValueError(f"{mixing} target=None, no labels: leave target= out, or give Augment(mix=None)")
 
 
 def _check_normalises(name: str, augment: nn.Module | None, what: str) -> None:
@@ -222,16 +245,10 @@ def _check_moves_together(name: str, split: Split, augment: nn.Module | None) ->
             )
 
 
-def _check_targets_follow(name: str, augment: nn.Module | None, *, training: bool) -> None:
-    """Raise ValueError if ``augment`` would move or mix the images of a split without their targets."""
+def _check_targets_follow(name: str, augment: nn.Module | None) -> None:
+    """Raise ValueError if ``augment`` would move the images of a split without their targets."""
     for module in map(uncompiled, modules_of(augment)):
-        if isinstance(module, Augment):
-            if training and module.mix is not None:
-                raise ValueError(
-                    f"augment= mixes images and labels, mix={module.mix!r}, but {name} has targets= and no "
-                    "labels: give Augment(mix=None)"
-                )
-        elif not _stays_in_place(module):
+        if not isinstance(module, Augment) and not _stays_in_place(module):
             raise ValueError(
                 f"{name} has targets=, which would stay where they are if augment={type(module).__name__} "
                 "moves the images: give a tarpeg.Augment; or, to a module that moves no pixels, a method "
@@ -280,9 +297,7 @@ def check_transform_result(name: str, fetcher: Any, augment: nn.Module | None) -
 def check_mixed_labels(name: str, fetcher: Any, augment: nn.Module | None) -> None:
     """Raise ValueError if ``augment`` would mix labels of a split that cannot be mixed."""
     form = None if fetcher.labels is None else fetcher.labels.form
-    mixes = [
-        each.mix for each in map(uncompiled, modules_of(augment)) if isinstance(each, Augment) and each.mix
-    ]
+    mixes = _mixes(augment)
     if form is None or not mixes or form.kind in ("integer", "class"):
         return
     if form.kind == "number":

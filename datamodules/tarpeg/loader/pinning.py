@@ -243,21 +243,22 @@ def sweep(seconds: float = 0.0) -> None:
     found = _usable_driver() if gone else None
     end = time.monotonic() + seconds
     while found is not None and gone:
-        waiting = []
-        while gone:
-            mapping = gone.popleft()
+        is_any_read = False
+        for _ in range(len(gone)):
+            mapping = gone[0]  # stays there until it is done with: Ctrl-C may come at any line
             mapping.mark = mapping.mark or found.mark()
             if mapping.mark is None or not mapping.mark.is_over():
-                waiting.append(mapping)
+                is_any_read = True
+                gone.rotate(-1)
                 continue
-            for address in mapping.addresses:
-                found.unregister(address)
+            while mapping.addresses:
+                found.unregister(mapping.addresses[-1])
+                mapping.addresses.pop()
             _registered.pop(id(mapping), None)
-        del mapping
-        gone.extend(waiting)
+            gone.popleft()
         if time.monotonic() >= end:
             return
-        time.sleep(POLL if waiting else 0)
+        time.sleep(POLL if is_any_read else 0)
 
 
 def _usable_driver() -> Driver | None:
