@@ -7,6 +7,7 @@ import logging
 import math
 import unicodedata
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -412,3 +413,24 @@ def test_names_with_accents_match_in_both_forms_of_unicode(tmp_path):
         (batch,) = made
         names = [unicodedata.normalize("NFC", key) for key in made.fetcher.shards.keys([0, 1])]
         assert dict(zip(names, batch.label.tolist(), strict=True)) == {"é1.jpg": 1, "é2.jpg": 2}
+
+
+def test_white_space_around_names_is_ignored_on_both_sides(tmp_path):
+    root = tmp_path / "photos"
+    names = {" a.jpg": 1, "b.jpg": 2, "c .jpg": 3, "sub/ d.jpg": 4}
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(jpeg("420", 16, 16))
+    for keys in (
+        [*names],
+        [str(Path(name).with_suffix("")) for name in names],
+        [f"{root}/{name}" for name in names],
+    ):
+        table = {"file": [*reversed(keys)], "y": [*reversed(names.values())]}
+        made = loader(root, table, Label("y", optional=True))
+        (batch,) = made
+        found = dict(zip(made.fetcher.shards.keys(range(4)), batch.label.tolist(), strict=True))
+        assert found == names, keys
+    (root / "a.jpg").write_bytes(jpeg("420", 16, 16))
+    with pytest.raises(ShardError, match=r"'a.jpg'"):  # which of the two, a cell does not say
+        loader(root, {"file": [" a.jpg", "b.jpg"], "y": [1, 2]}, Label("y", optional=True))

@@ -276,18 +276,20 @@ def _identity(table: Table, form: Form, values: npt.NDArray[Any]) -> str:
     return f"labels ({len(values)} of kind {form.kind}, {content})"
 
 
+# White space around a name is that of no image: a table's cells are read without it.
 def _exact(key: str) -> str:
-    return key.replace("\\", "/").removeprefix("./")
+    return key.strip().replace("\\", "/").removeprefix("./")
 
 
 def _without_extension(key: str) -> str:
     """Return a key without the extension of an image, and with the dots that keys of shards may have."""
     name, dot, extension = _exact(key).rpartition(".")
-    return (name if dot and extension.lower() in FILE_EXTENSIONS else _exact(key)).replace(".", "_")
+    stem = name if dot and extension.lower() in FILE_EXTENSIONS else _exact(key)
+    return stem.strip().replace(".", "_")
 
 
 def _base(key: str) -> str:
-    return _without_extension(key).rpartition("/")[2]
+    return _without_extension(key).rpartition("/")[2].strip()
 
 
 def _forms(
@@ -322,7 +324,7 @@ def _below(above: Sequence[str], key: str) -> str:
     parts = _without_extension(key).split("/")
     for count in range(len(parts) - 1, 0, -1):
         if parts[:count] == above[-count:]:
-            return "/".join(parts[count:])
+            return "/".join(parts[count:]).strip()
     return "/".join(parts)
 
 
