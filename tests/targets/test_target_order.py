@@ -12,6 +12,9 @@ from helpers.masks import png, regions
 from helpers.scenes import Scenes, objects
 from tarpeg import (
     Boxes,
+    CenterCrop,
+    FloatMap,
+    InstanceMap,
     InstanceMasks,
     LetterBox,
     Masks,
@@ -20,6 +23,7 @@ from tarpeg import (
     RandomShortestSize,
     ScaleJitter,
     Split,
+    Whole,
 )
 
 CROPS = {
@@ -95,3 +99,33 @@ def test_any_workers_give_the_same_targets():
         loader = loader_of(crop, workers=workers)
         assert_same(samples_of(loader), samples_of(loader_of(crop, workers=0, threads=0)))
         loader.close()
+
+
+LEAVES = {
+    "Masks": Masks("png"),
+    "Boxes": Boxes("json:objects"),
+    "InstanceMasks": InstanceMasks("json:objects"),
+    "InstanceMap": InstanceMap("png"),
+    "FloatMap": FloatMap("png"),
+    "all": [Boxes("json:objects"), InstanceMasks("json:objects"), Masks("png"), PadMask()],
+}
+
+
+@pytest.mark.parametrize(
+    "crop", [CROPS["ScaleJitter"], Whole(32), [Whole(32), CenterCrop(24)]], ids=["ragged", "whole", "views"]
+)
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_batch_of_which_all_is_left_out_is_empty(name, crop):
+    """A batch of one sample, say, whose image is damaged; or its target."""
+    for extension in ("jpg", "png" if "M" in name and name != "InstanceMasks" else "json"):
+        contents = {number: members(number) for number in range(3)}
+        contents[1][extension] = b"not what it is"
+        split = Split(Scenes(contents, count=3), crop, targets=LEAVES[name])
+        loader = load(
+            None, split=split, batch_size=1, shuffle=False, workers=0, on_error="leave_out", max_bad=1.0
+        )
+        with pytest.warns(UserWarning, match=r"scene/001.*left out"):
+            batches = [*loader]
+        assert [batch.key for batch in batches] == [["scene/000"], [], ["scene/002"]]
+        views = batches[1].targets if isinstance(crop, list) else [batches[1].targets]
+        assert not any(len(view.get("mask", ())) if isinstance(view, dict) else len(view) for view in views)

@@ -312,7 +312,7 @@ def keys_of(view: View) -> list[Key]:
     """Return for each row what the pixels of its mask depend on, but for the affine."""
     rows = np.empty((len(view), 11), np.int32)
     rows[:, :4], rows[:, 4:8], rows[:, 8], rows[:, 9:] = view.boxes, view.all_places, view.flips, view.size
-    content, width = rows.tobytes(), rows.strides[0]
+    content, width = rows.tobytes(), rows.itemsize * rows.shape[1]  # of no row, strides are 0
     return [content[begin : begin + width] for begin in range(0, len(content), width)]
 
 
