@@ -655,6 +655,8 @@ def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch
         _warn_of_left_out(loop.epoch_loop)
     if not loop.restarting or not progress.ready == progress.started == progress.processed > 0:
         return epoch
+    if sampler.is_within and loop.epoch_loop.batch_progress.is_last_batch:  # by limit_train_batches
+        sampler.resume(epoch - 1, 0, is_end=True)
     if sampler.is_within:
         total: Any = loop.epoch_progress.total
         progress.processed -= 1

@@ -238,6 +238,17 @@ def test_states_of_other_mixtures_are_refused():
         )
     with pytest.raises(ResumeError, match="mixture was"):
         loader_of(Mixture(SPLITS, repeat=dict.fromkeys("abc", 1))).load_state_dict(state)
+    mixed = Mixture(dict(reversed(SPLITS.items())), weights=WEIGHTS, stopping="all_exhausted")
+    with pytest.raises(ResumeError, match=r"sources was .*a.*b.*c.* is .*c.*b.*a"):
+        loader_of(mixed).load_state_dict(state)
+    same = Split(SOURCES["a"], CenterCrop(16))  # of which a state differs in nothing but the names
+    for names in ("ab", "ba"):
+        loader = loader_of(Mixture(dict.fromkeys(names, same), weights={"a": 1, "b": 1}))
+        if names == "ab":
+            state_of_two = loader.state_dict()
+    with pytest.raises(ResumeError, match="sources was"):
+        loader.load_state_dict(state_of_two)
+    loader.load_state_dict({name: value for name, value in state_of_two.items() if name != "sources"})
     with pytest.raises(ResumeError, match="batches=99"):
         loader_of().load_state_dict({**state, "batches": 99})
     for name in ("mixture", "seed", "order of a", "data of b"):

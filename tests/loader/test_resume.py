@@ -248,6 +248,14 @@ def test_a_run_that_max_steps_ended_within_an_epoch_goes_on_within_it(photos, tm
         fitted(tmp_path, module(photos), None, tmp_path / "last.ckpt", max_epochs=2)
 
 
+@pytest.mark.parametrize("at", [2, 3, 6, 7])
+def test_a_checkpoint_at_the_last_batch_of_an_epoch_that_the_trainer_limits(photos, tmp_path, at):
+    options = {"max_epochs": 3, "limit_train_batches": 3}
+    batches = steps(fitted(tmp_path, module(photos), callbacks=[Every(tmp_path)], **options))
+    resumed = fitted(tmp_path, module(photos, workers=1), None, tmp_path / f"step{at}.ckpt", **options)
+    assert len(batches) == 9 and steps(resumed) == batches[at:]
+
+
 def test_a_checkpoint_that_another_loader_wrote_within_an_epoch_is_a_warning(photos, tmp_path, undisturbed):
     folder, batches, _ = undisturbed
     saved = torch.load(folder / "step9.ckpt", weights_only=True)

@@ -98,6 +98,8 @@ def gray_and_rgb(data: bytes) -> bool:
     assert to_rgb(crop).mode == "RGB"
     levels = np.asarray(to_rgb(crop, gray=True))
     assert (levels == levels[..., :1]).all()
+    of_a_cache = np.asarray(to_rgb(crop).convert("L"))
+    assert (levels[..., 0] == of_a_cache).all(), crop.mode
     return True
 
 

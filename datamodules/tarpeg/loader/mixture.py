@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -331,6 +332,8 @@ class MixtureLoader(Loader):
             raise ResumeError(f"the state of the mixture is a {type(state).__name__}, not a dict. {REMEDY}")
         checked_version(state)
         for name, value in self._facts.items():
+            if name == "sources" and name not in state:  # of an earlier version
+                continue
             if name not in state:
                 fields = sorted(map(str, state))
                 raise ResumeError(f"the state of the mixture has no field {name!r}, only {fields}. {REMEDY}")
@@ -363,7 +366,8 @@ class MixtureLoader(Loader):
     def _facts(self) -> State:
         """What the batches depend on."""
         mixing = self._mixed.mixing
-        facts: State = {"mixture": mixing.fingerprint(), "global_batch": mixing.global_batch}
+        facts: State = {"sources": json.dumps([*self._sources])}  # in the order of a batch's rows
+        facts |= {"mixture": mixing.fingerprint(), "global_batch": mixing.global_batch}
         facts["seed"] = self.config.seed
         for name, (feed, fetcher) in self._sources.items():
             own = feed.facts()

@@ -294,7 +294,10 @@ def to_rgb(image: Image.Image, *, gray: bool = False) -> Image.Image:
         gray: Convert to gray first.
     """
     with _refusing():
-        part = image.convert("L") if gray else image
+        # The only mode whose gray is not that of its RGB pixels, which a cache keeps.
+        part = image.convert("RGB") if image.mode == "YCbCr" else image
+        if gray:
+            part = part.convert("L")
         if part.mode == "RGB":
             return part
         converted = part.convert("RGB")
