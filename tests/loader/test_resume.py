@@ -57,6 +57,22 @@ def test_nothing_is_replayed(photos, monkeypatch):
     assert len(list(loader)) == len(read) == 1
 
 
+@pytest.mark.parametrize("engine", [{"workers": 0, "threads": 0}, {"workers": 1}])
+def test_an_iterator_does_not_go_on_where_another_state_was_loaded(photos, engine):
+    loader, whole = (load(photos, **engine) for _ in range(2))
+    expected = [batch.key for batch in whole]
+    running = iter(loader)
+    next(running)
+    state = loader.state_dict()
+    next(running)
+    loader.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="load_state_dict"):
+        next(running)
+    assert loader.state_dict() == state and [batch.key for batch in loader] == expected[1:]
+    loader.close()
+    whole.close()
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_repeats_go_on_at_any_batch(photos, world):
     options = {"repeats": 3, "seed": 3, "workers": 0, "batch_size": 3, "world": world}

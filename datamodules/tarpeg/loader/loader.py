@@ -75,8 +75,9 @@ class Loader:
 
     A batch is ``(image, label)``, see ``Batch``: uint8 ``[B, 3, H, W]``, or what ``augment`` makes of it. A
     batch that is kept is never overwritten. Each ``iter()`` is the next epoch, unless
-    ``loader.sampler.set_epoch(e)`` set it; a new iterator invalidates the previous one. ``state_dict()`` is
-    the position: after ``load_state_dict()`` a loader continues there, without replaying anything.
+    ``loader.sampler.set_epoch(e)`` set it; a new iterator, or ``load_state_dict()``, invalidates the previous
+    one. ``state_dict()`` is the position: after ``load_state_dict()`` a loader continues there, without
+    replaying anything.
 
     Args:
         split: The samples, and how they are cropped.
@@ -456,10 +457,15 @@ class Loader:
         if not self.config.allow_other_data:
             check_data(checked, self._data)
         delivered, is_end = self._feed.resume(checked)
-        self._epoch, self._delivered = int(checked["epoch"]), delivered
-        self.sampler.resume(self._epoch, delivered, is_end)
+        self._go_to(int(checked["epoch"]), delivered, is_end)
+
+    def _go_to(self, epoch: int, delivered: int, is_end: bool) -> None:
+        """Begin there with the next ``iter()``; an iterator of before does not go on."""
+        self._iterations += 1
+        self._epoch, self._delivered = epoch, delivered
+        self.sampler.resume(epoch, delivered, is_end)
         if self._positions is not None:
-            self._positions.load(self._epoch, delivered)
+            self._positions.load(epoch, delivered)
 
     @property
     def has_ended(self) -> bool:
@@ -600,8 +606,8 @@ class Loader:
                 positions = None
             if self._iterations != iteration:
                 raise RuntimeError(
-                    "this iterator was retired by a newer one of the same loader, or by close(); "
-                    "use a loader of its own for each loop that runs at the same time"
+                    "this iterator was retired by a newer one of the same loader, by load_state_dict() or by "
+                    "close(): begin a new loop; loops that run at the same time need a loader each"
                 )
 
     def _finished(self, result: FetchResult) -> tuple[AnyBatch, Request]:

@@ -353,10 +353,8 @@ class MixtureLoader(Loader):
         length = self._mixed.mixing.length(epoch)
         if delivered > length:
             raise ResumeError(f"batches={delivered} of the mixture's state must be in 0..{length}. {REMEDY}")
-        self._epoch, self._delivered, self._mixed.epochs.current = epoch, delivered, epoch
-        self.sampler.resume(epoch, delivered, delivered == length)
-        if self._positions is not None:
-            self._positions.load(epoch, delivered)
+        self._mixed.epochs.current = epoch
+        self._go_to(epoch, delivered, delivered == length)
 
     def compare_over_ranks(self) -> None:
         """Raise ShardError if the processes of ``torch.distributed`` would not agree on the batches."""
