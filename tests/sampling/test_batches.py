@@ -153,3 +153,13 @@ def test_a_counter_that_follows_another_begins_with_its_next_epoch():
     one.set_epoch(7)
     assert other.follow(one) == (7, 3) and other.is_within
     assert other.begin() == (7, 3) and not other.is_within
+
+
+def test_weights_are_copied():
+    """Else a loop that writes other weights into the array would change epochs that are being prepared."""
+    weights = np.arange(35) % 5.0
+    sampler = make_sampler(35, weights=weights)
+    before = sampler.draw_epoch(1)[0].tolist()
+    weights[:] = 0
+    weights[3] = 1
+    assert sampler.draw_epoch(1)[0].tolist() == before

@@ -174,6 +174,13 @@ def test_full_batches_first_and_fewer_of_them_by_merging():
     assert [length for _, length in dropped.lengths] == [8] * 7
 
 
+def test_a_batch_has_a_sample_for_each_rank():
+    shapes = np.repeat([(32, 32)], 12, axis=0)
+    for drop_last in (False, True):
+        with pytest.raises(ValueError, match="global_batch=2 is smaller than world=3"):
+            bucket_batches(AspectBuckets(32, step=32), shapes, 2, world=3, drop_last=drop_last)
+
+
 def test_a_budget_of_pixels():
     options = [(32, 32), (64, 64)]
     shapes = np.repeat(options, [100, 100], axis=0)

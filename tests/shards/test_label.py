@@ -12,6 +12,7 @@ import torch
 from helpers.pictures import jpeg
 from helpers.small_tars import write_tar
 from tarpeg import Augment, Label, Loader, Mix, ShardError, Split, Whole
+from tarpeg.errors import ResumeError
 
 nan = math.nan
 
@@ -222,3 +223,17 @@ def test_mixing(tmp_path):
     assert torch.equal(
         Mix(classes=2, probability=0)(images, torch.ones(2, 2), [0.5] * 3)[1], torch.ones(2, 2)
     )
+
+
+def test_other_names_of_classes_are_other_data_for_a_state(tmp_path):
+    path = shard(tmp_path, *[{"breed": "ab"[number % 2]} for number in range(8)])
+
+    def loader(*classes):
+        split = Split(path, Whole(16), target=Label("json:breed", classes=list(classes)))
+        return Loader(split, 2, workers=0)
+
+    state = loader("a", "b").state_dict()
+    loader("a", "b").load_state_dict(state)
+    for other in (("b", "a"), ("a", "b", "c")):
+        with pytest.raises(ResumeError, match=r"labels \(2 names of classes, .* is labels \("):
+            loader(*other).load_state_dict(state)

@@ -142,6 +142,44 @@ def test_every_kind_of_tiff_is_decoded_or_refused():
     assert decoded == every - {"F", "I"}, "numbers without a range are refused"
 
 
+@pytest.mark.parametrize("largest", [1, 2, 7, 20, 254, 255, 256, 1000, 4095, 65534, 65535])
+@pytest.mark.parametrize("magic", ["P2", "P5"])
+def test_numbers_of_masks_are_those_in_a_pgm(magic, largest):
+    numbers = np.linspace(0, largest, min(largest + 1, 1200)).astype(int)
+    content = f"{magic}\n{len(numbers)} 1\n{largest}\n".encode()
+    if magic == "P2":
+        content += " ".join(map(str, numbers.tolist())).encode() + b"\n"
+    else:
+        content += numbers.astype(">u2" if largest > 255 else "u1").tobytes()
+    values = pillow.open_values(content)
+    assert values.dtype == (np.uint16 if largest > 255 else np.uint8)
+    assert values.tolist() == [numbers.tolist()]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_numbers_of_masks_are_those_in_a_png_of_few_bits(bits):
+    numbers = np.arange(48).reshape(3, 16) % (1 << bits)
+    rows = b"".join(b"\0" + np.packbits(_bits_of(row, bits)).tobytes() for row in numbers)
+    head = struct.pack(">IIBBBBB", 16, 3, bits, 0, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
+    )
+    assert pillow.open_values(content).tolist() == numbers.tolist()
+
+
+def _bits_of(numbers: np.ndarray, bits: int) -> np.ndarray:
+    return (numbers[:, None] >> np.arange(bits)[::-1]) & 1
+
+
+def test_colours_of_a_ppm_of_fewer_levels_are_those_in_the_file_and_of_more_refused():
+    colours = bytes([0, 1, 2, 7, 8, 9])
+    assert pillow.open_values(b"P6 2 1 9\n" + colours).tobytes() == colours
+    with pytest.raises(RefusedError, match="levels up to 1000"):
+        pillow.open_values(b"P6 1 1 1000\n" + colours)
+
+
 def test_gray_multiplied_by_its_alpha_is_divided_by_it():
     data = premultiplied_gray()
     expected = Image.open(io.BytesIO(data)).convert("LA").getchannel("L")

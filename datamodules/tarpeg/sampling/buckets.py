@@ -289,6 +289,7 @@ class BucketBatches:
         merges: Remainders join those of the next bucket.
 
     Raises:
+        ValueError: If a full batch has fewer samples than there are ranks.
         ShardError: If no batch is left.
     """
 
@@ -299,6 +300,11 @@ class BucketBatches:
     merges: bool = False
 
     def __post_init__(self) -> None:
+        if (least := min(bucket.global_batch for bucket in self.buckets)) < self.world:
+            raise ValueError(
+                f"global_batch={least} is smaller than world={self.world}: each rank needs a sample of every "
+                "batch. Raise the batch size."
+            )
         if not len(self):
             raise ShardError(
                 f"no bucket has as many samples as its batch, so drop_last=True leaves no batch: the largest "

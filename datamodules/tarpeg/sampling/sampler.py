@@ -283,7 +283,7 @@ def checked_weights(weights: Numbers | None, samples: int, subset: Int64 | None)
             f"weights={shown(weights)} must be one number for each of the {samples} samples of the shards, "
             f"not {values.dtype} {list(values.shape)}"
         )
-    values = values.astype(np.float64, copy=False)
+    values = values.astype(np.float64)  # a copy: the user may write into the array
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if wrong.size:
         at = int(wrong[0])

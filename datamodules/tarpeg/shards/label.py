@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import ShardError, similar
 from .index import Int64
 from .labels import LONGEST_JSON, document_of, field_of
-from .source import Source, missing, plain, where_of
+from .source import Source, digest, missing, plain, where_of
 
 Kind = Literal["integer", "number", "class", "classes"]
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -383,7 +383,7 @@ class Labels(Protocol):
         """Read the labels of samples ids [B]: [B] or [B, n]. Raises ShardError for a wrong one."""
 
     def identity(self) -> str:
-        """Return a text that is another one for other labels; "" if they are part of the samples."""
+        """Return a text that is another one for other labels; "" if these are part of the samples alone."""
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,10 @@ class MemberLabels:
             raise _explained(source, int(ids[error.row]), places[error.place], error.reason) from None
 
     def identity(self) -> str:  # noqa: D102
-        return ""
+        if self.form.label.classes is None:
+            return ""
+        numbers = sorted(self.form.numbers.items(), key=lambda item: (item[1], item[0]))
+        return f"labels ({len(numbers)} names of classes, {digest(f'{each}' for each in numbers)})"
 
 
 def labels_in_members(source: Source, first: int, label: Label, *, is_given: bool) -> MemberLabels | None:

@@ -175,11 +175,27 @@ def open_values(content: bytes) -> np.ndarray:
             )
         if image.format == "PNG":
             _check_rows(content)
+        largest = _largest_number(image)
         ImageOps.exif_transpose(image, in_place=True)
         values = np.asarray(image)
-        if is_wide:
-            return values.astype(np.uint16)
-        return values[..., :3] if values.ndim == 3 else values.astype(np.uint8, copy=False)
+        if largest is not None:
+            values = np.rint(values * (largest / (65535 if is_wide else 255)))
+        values = values.astype(np.uint16 if is_wide else np.uint8, copy=False)
+        return values[..., :3] if values.ndim == 3 else values
+
+
+def _largest_number(image: Image.Image) -> int | None:
+    """Return the largest number that a file may have, if Pillow stretches its numbers to 8 or 16 bits."""
+    (decoder, *_, arguments), *_ = image.tile or [("", "")]
+    if isinstance(arguments, tuple) and arguments:
+        raw, largest = arguments[0], arguments[-1]
+    else:
+        raw, largest = arguments, arguments
+    if decoder not in ("ppm", "ppm_plain") or image.mode == "1":
+        return {"L;2": 3, "L;4": 15}.get(str(raw)[:3])
+    if image.mode == "RGB" and largest > 255:
+        raise RefusedError(Status.UNSUPPORTED, f"its colours have levels up to {largest}, more than 8 bits")
+    return int(largest)
 
 
 def _check_rows(content: bytes) -> None:

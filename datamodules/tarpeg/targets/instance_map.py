@@ -86,7 +86,7 @@ class InstanceMap:
     the same objects, an object that one of them drops is dropped by both.
 
     The picture is a PNG (or another lossless format that Pillow reads) as large as its upright image, with
-    numbers of a palette, gray levels of 8 or 16 bits, or colours, which are red + 256 green + 65536 blue as
+    numbers of a palette, gray levels of up to 16 bits, or colours, which are red + 256 green + 65536 blue as
     in COCO's panoptic PNGs. Masks are cut out and resized as those of ``Masks``.
     Of a PNG with a byte per pixel only what the result needs is decoded and checked, as of ``Masks``; others
     are decoded whole, and so are all if ``min_pixels`` is 0 or objects are pasted.

@@ -34,7 +34,7 @@ class FloatMap:
     A batch is ``(images, maps)``: float32 [B, H, W]. In a dict or list with other targets, the dict of each
     image has it under ``name``, float32 [H, W].
 
-    The member is a PNG with one gray level per pixel, of 8 or 16 bits (or another lossless format that Pillow
+    The member is a PNG with a gray level per pixel, of up to 16 bits (or another lossless format that Pillow
     reads), or an array [H, W] of numpy, ``.npy``, as large as the upright image. The map is the number in the
     file times ``scale``. It is cut out as its image is, and resized as torchvision's ``resize`` does with
     float images, with the same bits. Numbers do not change with the scale of the image, and a flip mirrors

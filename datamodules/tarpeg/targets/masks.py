@@ -46,7 +46,7 @@ class Masks:
     dict or list with other targets, the dict of each image has it as ``mask``, ``tv_tensors.Mask`` [H, W].
 
     A mask is a PNG (or another lossless format that Pillow reads) as large as its upright image. Values are
-    those in the file: numbers of the palette if it has one, gray levels of 8 or 16 bits, or colours, which
+    those in the file: numbers of the palette if it has one, gray levels of up to 16 bits, or colours, which
     need ``labels``. Of a PNG with a byte per pixel, only what the result needs is decoded and checked: in a
     cache whose masks are in bands (``build_cache(masks=...)``) the rows under the box, otherwise those before
     it too.
