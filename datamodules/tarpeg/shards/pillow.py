@@ -8,7 +8,7 @@ import re
 import struct
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -184,7 +184,7 @@ def open_values(content: bytes) -> np.ndarray:
         return values[..., :3] if values.ndim == 3 else values
 
 
-def _largest_number(image: Image.Image) -> int | None:
+def _largest_number(image: Any) -> int | None:
     """Return the largest number that a file may have, if Pillow stretches its numbers to 8 or 16 bits."""
     (decoder, *_, arguments), *_ = image.tile or [("", "")]
     if isinstance(arguments, tuple) and arguments:

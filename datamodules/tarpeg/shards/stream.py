@@ -60,7 +60,8 @@ class Streaming:
     - The crop of a sample is a function of seed, epoch, its URL and its position there, in any process.
     - Resuming within an epoch delivers the remaining number of batches, of samples drawn again; without
       ``samples``, the whole epoch.
-    - A broken image is replaced by another of the same batch.
+    - A broken image is replaced by another of the same batch; a batch of broken images alone, such as a last
+      batch of one, is an error. ``drop_last=True`` leaves out such a batch, ``Streaming(samples=...)`` has none.
     - There is no ``subset`` and there are no ``weights``.
 
     Args:
