@@ -61,7 +61,7 @@ class Streaming:
     - Resuming within an epoch delivers the remaining number of batches, of samples drawn again; without
       ``samples``, the whole epoch.
     - A broken image is replaced by another of the same batch; a batch of broken images alone, such as a last
-      batch of one, is an error. ``drop_last=True`` leaves out such a batch, ``Streaming(samples=...)`` has none.
+      batch of one, is an error. ``drop_last=True`` leaves that out; ``Streaming(samples=...)`` has none.
     - There is no ``subset`` and there are no ``weights``.
 
     Args:
