@@ -302,6 +302,13 @@ class MixtureLoader(Loader):
         mixing = self._mixed.mixing
         return mixing.length(epoch) * mixing.global_batch
 
+    def sources_in(self, epoch: int) -> dict[str, tuple[int, float]]:
+        """Return the rows of each source in an epoch over all ranks, and how many of its epochs these are."""
+        mixing = self._mixed.mixing
+        rows = mixing.first_positions(epoch + 1) - mixing.first_positions(epoch)
+        parts = zip(self.mixture.names, rows.tolist(), mixing.sizes, strict=True)
+        return {name: (count, count / size) for name, count, size in parts}
+
     def on_rank(self, rank: int, world: int) -> MixtureLoader:
         """Return a loader of the same mixture and settings for a rank of others."""
         return MixtureLoader(
