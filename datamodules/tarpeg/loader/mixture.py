@@ -337,7 +337,8 @@ class MixtureLoader(Loader):
         if not isinstance(state, Mapping):
             raise ResumeError(f"the state of the mixture is a {type(state).__name__}, not a dict. {REMEDY}")
         checked_version(state)
-        for name, value in self._facts.items():
+        # The checksum of all comes last: a fact of one source names it.
+        for name, value in sorted(self._facts.items(), key=lambda fact: fact[0] == "mixture"):
             if name not in state:
                 fields = sorted(map(str, state))
                 raise ResumeError(f"the state of the mixture has no field {name!r}, only {fields}. {REMEDY}")
@@ -348,6 +349,11 @@ class MixtureLoader(Loader):
                         check_data({"data": state[name]}, str(value))
                     except ResumeError as error:
                         raise ResumeError(f"source {name[8:]!r} of the mixture: {error}") from error
+            elif is_known and state[name] != value and name == "mixture":
+                raise ResumeError(
+                    "cannot resume the mixture: its weights or repeat, stopping or batches, or the order of "
+                    "its sources, are not those of the checkpoint, which makes other batches. Restore them"
+                )
             elif not is_known or state[name] != value:
                 raise ResumeError(
                     f"cannot resume the mixture: {name} was {shown(state[name])} when the checkpoint was "
