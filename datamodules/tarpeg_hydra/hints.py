@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any
 
+import tarpeg
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
@@ -126,6 +128,9 @@ def _unknown(program: str, key: str, given: dict[str, str]) -> str:
         node = node[part]
     if program in ("plan", "preview") and not path and key.partition(".")[0] in _composed("train", []):
         return f"{key} is a setting of train.py: leave it out here"
+    if path == key.split("."):  # a dict, which Hydra merges with the one that is there
+        new = shlex.quote(f"+{key}={given[key]}")
+        return f"{key} has other settings than {given[key]}: replace them all by '~{key}' {new}"
     prefix, part = "".join(f"{each}." for each in path), key.split(".")[len(path)]
     own = _arguments(node)
     if prefix + part == key and part in own:
@@ -156,10 +161,26 @@ def _misplaced(config: DictConfig, given: dict[str, str]) -> Iterator[str]:
     for key in given:
         parent, _, name = key.lstrip("+~").rpartition(".")
         node = OmegaConf.select(config, parent) if parent else None
+        if name == "_target_" and isinstance(node, DictConfig):
+            yield from _left_over(parent, node)
         own = _arguments(node)
         if own and isinstance(node, DictConfig) and name in node and name not in own and name[:1] != "_":
             near = similar(name, own, f"{parent}.{{}}".format)
             yield f"{parent}.{name} is not an argument of {node['_target_']}{near}"
+
+
+def _left_over(parent: str, node: DictConfig) -> Iterator[str]:
+    """Explain a class that does not exist, and settings of the class that another one takes the place of."""
+    target = str(node._target_)
+    room, _, name = target.rpartition(".")
+    if room == "tarpeg" and name not in tarpeg.__all__:
+        near = similar(name, tarpeg.__all__, f"{parent}._target_=tarpeg.{{}}".format)
+        yield f"{parent}._target_={target} does not exist{near}"
+        return
+    own = _arguments(node)
+    if others := [str(each) for each in node if own and each not in own and str(each)[:1] != "_"]:
+        remedy = " ".join(f"'~{parent}.{each}'" for each in others)
+        yield f"{parent}._target_={target} has no argument {' and '.join(others)}: add {remedy}"
 
 
 def _not_writable(config: DictConfig) -> str:

@@ -124,6 +124,18 @@ def test_the_captions_of_a_mixture_and_broken_ones():
     assert "1 samples have none or a broken one" in str(plan)
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_plan_of_a_mixture_has_the_samples_of_each_source(world):
+    splits = {name: Split(Captioned(count), RandomCrop(32)) for name, count in (("a", 9), ("b", 6))}
+    weights = {0: {"a": 1, "b": 0}, 2: {"a": 0.5, "b": 0.5}}
+    mixture = tarpeg.Mixture(splits, weights=weights, stopping="all_exhausted")
+    loader = tarpeg.MixtureLoader(mixture, 4 // world, workers=0, rank=0, world=world)
+    assert plan_epoch(loader).sources == {"a": (12, pytest.approx(12 / 9)), "b": (0, 0)}
+    plan = plan_epoch(loader, 2)
+    assert plan.sources == {"a": (10, pytest.approx(10 / 9)), "b": (10, pytest.approx(10 / 6))}
+    assert "\n  a: 10 samples, 1.11 of its epochs\n  b: 10 samples, 1.67 of its epochs\n" in str(plan)
+
+
 def test_a_batch_of_several_views_or_parts_counts_once():
     crops = {2: [RandomCrop(32)] * 2, 3: [RandomCrop(32), RandomCrop(16), RandomCrop(32)]}
     for count, crop in crops.items():

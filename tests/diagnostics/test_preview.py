@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from helpers.training import module
 from PIL import Image, ImageDraw, ImageFont
 from tarpeg import (
     Affine,
+    AspectBuckets,
     Augment,
     AugMix,
     CenterCrop,
@@ -26,6 +28,7 @@ from tarpeg import (
     GridMask,
     LetterBox,
     Mix,
+    Patches,
     RandomShortestSize,
     ShardDataModule,
     Solarize,
@@ -72,6 +75,30 @@ def test_the_box_matches_the_crop(photos):
         crop = source.resize((16, 16), Image.Resampling.BILINEAR, (left, top, left + width, top + height))
         crop = np.asarray(crop)[:, ::-1] if view.flips[0] else np.asarray(crop)
         assert np.abs(batch.image[row].permute(1, 2, 0).numpy().astype(int) - crop).mean() < 4
+
+
+@pytest.mark.parametrize(
+    "crop",
+    [
+        AspectBuckets(32, step=8, min_size=8, upscale=True),
+        Patches(8, [12, 20], 80),
+        RandomShortestSize([24, 32], 60),
+        RandomResizedCrop(16),
+    ],
+)
+def test_the_boxes_in_a_photograph_are_those_of_its_batch(photos, monkeypatch, crop):
+    framed, plain = [], preview._with_boxes
+    monkeypatch.setattr(
+        preview, "_with_boxes", lambda source, boxes: framed.append(boxes) or plain(source, boxes)
+    )
+    data = ShardDataModule(Split(photos, crop, flip=0.5), batch_size=4, workers=0, augment=Augment())
+    loader = data.train_dataloader()
+    for batch in islice(loader, 3):
+        framed.clear()
+        request = loader.claim()
+        assert preview._cards(data.augment, loader, batch, request, 2)
+        assert framed == [[box] for box in request.views[0].boxes[:2].tolist()]
+    loader.close()
 
 
 def test_normalisation_is_undone(photos):

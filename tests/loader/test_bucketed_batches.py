@@ -150,7 +150,9 @@ def test_an_image_without_a_bucket_is_named_with_the_nearest():
     crop = AspectBuckets(buckets=[(64, 64), (64, 128)])
     with pytest.raises(ShardError, match=r"(?s)Pictures.*fits into no bucket.*nearest is 64 x") as error:
         Loader(Split(Pictures(), crop), workers=0)
-    assert "upscale=True" in str(error.value)
+    assert "AspectBuckets(upscale=True)" in str(error.value) and "a smaller bucket" in str(error.value)
+    with pytest.raises(ShardError, match=r"of 44 x 61 fits into no bucket; .* or a smaller step=; or"):
+        Loader(Split(Pictures(), AspectBuckets(64, 50), subset=[30]), workers=0)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,10 @@ def test_what_is_right_passes(arguments):
     check_arguments("train", arguments)
 
 
+BUCKETS = "{_target_: tarpeg.AspectBuckets, resolution: 64}"
+REPLACE = f"than {BUCKETS}: replace them all by '~data.train.crop' '+data.train.crop={BUCKETS}'"
+
+
 def test_the_commands_are_listed(monkeypatch, capsys):
     for arguments, status in (["--help"], 0), ([], 0), (["nonsense"], 2):
         monkeypatch.setattr(sys, "argv", ["tarpeg", *arguments])
@@ -132,6 +136,24 @@ def test_a_command_has_the_settings_of_its_tool(name):
         ),
         ("train", ["data=shards", "data.train.shards=/x", "+data.allow_overlap=true", "data.val=null"], ""),
         ("train", ["data.bach_size=3", "--multirun"], ""),
+        (
+            "plan",
+            ["data=shards", f"data.train.crop={BUCKETS}"],
+            f"data.train.crop has other settings {REPLACE}",
+        ),
+        ("plan", ["data=shards", "~data.train.crop", f"+data.train.crop={BUCKETS}"], ""),
+        (
+            "train",
+            ["data=shards", "data.train.crop._target_=tarpeg.Patches"],
+            "data.train.crop._target_=tarpeg.Patches has no argument size: add '~data.train.crop.size'",
+        ),
+        ("train", ["data=shards", "data.train.crop._target_=tarpeg.Patches", "~data.train.crop.size"], ""),
+        (
+            "train",
+            ["data.train.crop._target_=tarpeg.AspectBucket"],
+            "data.train.crop._target_=tarpeg.AspectBucket does not exist; did you mean "
+            "data.train.crop._target_=tarpeg.AspectBuckets?",
+        ),
         ("preview", ["augment=null"], "augment=null cannot be given here: ~augment leaves it out"),
     ],
 )

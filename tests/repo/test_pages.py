@@ -55,6 +55,8 @@ REDUCED = {
     "python tools/doctor.py": "speed=false",
     "python train.py profiler=torch data.workers=0": f"{TRAINING} {PHOTOS} {CENTER} data.batch_size=2",
     "python tools/preview.py data=synthetic augment=heavy": PHOTOS,
+    "python tools/plan.py data=shards 'data.train.shards=/data/cache/train-*.tar' '~data.train.crop' "
+    "'+data.train.crop={_target_: tarpeg.AspectBuckets, upscale: true}'": "",
     "python docs/draw_fidelity.py": "",
     "python docs/measure_codecs.py": "5",
 }

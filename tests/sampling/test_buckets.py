@@ -157,6 +157,45 @@ def test_the_global_batches_are_the_same_on_one_two_and_three_ranks(
     assert found[0] == found[1] == found[2]
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    batch=st.integers(3, 12),
+    remainder=st.sampled_from(["smaller", "merge"]),
+    epoch=st.integers(0, 3),
+)
+def test_min_batch_makes_the_same_batches_of_few_samples_for_any_ranks(counts, batch, remainder, epoch):
+    assume(sum(counts) >= 3)
+    options = [(32, 32 * (number + 1)) for number in range(len(counts))]
+    shapes = RNG.permutation(np.repeat(options, counts, axis=0))
+    crop = AspectBuckets(buckets=options, upscale=True, remainder=remainder, min_batch=3)
+    found, prints = [], set()
+    for world in (1, 2, 3):
+        batches = bucket_batches(crop, shapes, batch, world)
+        prints.add(batches.fingerprint())
+        steps = zip(*drawn(batches, len(shapes), world, epoch), strict=True)
+        found.append(
+            [(step[0].size, sorted(id for each in step for id in each.ids.tolist())) for step in steps]
+        )
+    assert found[0] == found[1] == found[2] and len(prints) == 1, "a state goes on with any of them"
+    assert sorted(id for _, ids in found[0] for id in ids) == list(range(len(shapes)))
+    assert all(3 <= len(ids) <= batch + 2 for _, ids in found[0])
+
+
+def test_min_batch_is_at_most_a_batch():
+    options = [(32, 32), (64, 64)]
+    shapes = np.repeat(options, [9, 2], axis=0)
+    crop = AspectBuckets(buckets=options, upscale=True, min_batch=5)
+    assert bucket_batches(crop, shapes, 5).lengths == [((32, 32), 5), ((32, 32), 6)]
+    assert bucket_batches(crop, shapes[:2], 5).lengths == [((32, 32), 2)], "all that there are"
+    with pytest.raises(
+        ValueError, match=r"min_batch=5 .* batch of 32 x 32, which has 4 samples over 2 ranks"
+    ):
+        bucket_batches(crop, shapes, 4, 2)
+    with pytest.raises(ShardError, match="world=3"):
+        bucket_batches(crop, shapes[:2], 6, 3)
+
+
 def test_full_batches_first_and_fewer_of_them_by_merging():
     options = [(32, 32), (32, 64), (32, 96)]
     shapes = np.repeat(options, [21, 18, 30], axis=0)
@@ -204,6 +243,7 @@ def test_a_budget_of_pixels():
         ({"buckets": [(64, 0)]}, r"\(64, 0\)"),
         ({"buckets": [64]}, "64"),
         ({"max_pixels_per_batch": 1000}, "max_pixels_per_batch=1000"),
+        ({"min_batch": 0}, "min_batch=0"),
     ],
 )
 def test_bad_arguments(arguments, match):

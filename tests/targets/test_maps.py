@@ -211,7 +211,9 @@ def test_names_and_fields():
     assert FloatMap("png", name="height").fields == ("height",)
     view = View.whole((2, 2), (2, 2))
     assert FloatMap("png", scale=0.5).move(np.array([[1, 2], [3, 4]]), view).tolist() == [[0.5, 1], [1.5, 2]]
-    with pytest.raises(ValueError, match="two of them have the field 'depth'"):
+    with pytest.raises(
+        ValueError, match="two of them have the field 'depth'; give one FloatMap another name="
+    ):
         Split("shards", Whole(32), targets=[FloatMap("depth.png"), FloatMap("depth.npy")])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import check_integer
 from ..loader.loader import Loader
+from ..loader.mixture import MixtureLoader
 from ..loader.text import collated
 
 
@@ -109,6 +110,7 @@ class EpochPlan:
         images: Images of all batches, on this rank, if samples have several; otherwise 0.
         captions: The tokens of each ``Text`` with a tokenizer.
         on_device: Whether batches are decoded where they arrive, of tiles that workers gather.
+        sources: Of a mixture, by name: samples over all ranks, and how many epochs of the source these are.
 
     Example:
         >>> crop = tarpeg.AspectBuckets(resolution=128, step=32, upscale=True)
@@ -130,6 +132,7 @@ class EpochPlan:
     images: int = 0
     captions: list[CaptionPlan] = field(default_factory=list)
     on_device: bool = False
+    sources: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         images = f" with {self.images} images" if self.images and self.world == 1 else ""
@@ -137,6 +140,10 @@ class EpochPlan:
         return "\n".join(
             [
                 f"epoch {self.epoch}: {_samples(self.samples)}{images}, {_batches(self.batches)}{ranks}",
+                *(
+                    f"  {name}: {_samples(count)}, {epochs:.2f} of its epochs"
+                    for name, (count, epochs) in self.sources.items()
+                ),
                 *(f"  {shape}" for shape in self.shapes),
                 f"  {self.shown:.1%} of the images' pixels are under the crops, {self.enlarged:.1%} of the "
                 "crops are enlarged",
@@ -210,6 +217,7 @@ def plan_epoch(loader: Loader, epoch: int = 0, *, captions: int = 10_000) -> Epo
         images=images if loader.split.image is not None else 0,
         captions=_plans_of_captions(loader, epoch, captions),
         on_device=loader.config.decodes_on_device,
+        sources=loader.sources_in(epoch) if isinstance(loader, MixtureLoader) else {},
     )
 
 

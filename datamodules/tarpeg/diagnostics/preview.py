@@ -486,7 +486,7 @@ def _add_source(
 ) -> tuple[Image.Image, list[View]]:
     """Add the photograph of a request of one to its card; return it, and what is drawn for its views.
 
-    ``results``: (height, width) of the images of each view.
+    ``results``: (height, width) of the images of each view; by default what the request's views have.
     """
     source = open_rgb(fetcher.shards.images(request.ids)[0].numpy().tobytes())
     if request.views and request.views[0].samples is not None:  # made of several: the first is its own
@@ -494,6 +494,7 @@ def _add_source(
             raise DecodeError("another sample is in its place")
         drawn = [request.views[0].parts().row(0)]
     else:
+        results = results or [view.size for view in request.views]  # the crop of a bucket is of its shape
         drawn = fetcher.draw_views(request, np.array([[source.height, source.width]], np.int32), results)
     framed = _with_boxes(source, [view.boxes[0].tolist() for view in drawn])
     card.add(framed, f"{source.width} x {source.height}")

@@ -227,11 +227,12 @@ def _batches_of(
         row = int(without[0])
         height, width = sizes[row].tolist()
         near = crop.nearest(height, width)
-        others = f", and of {without.size - 1} others" if without.size > 1 else ""
+        others = f", and neither do {without.size - 1} others" if without.size > 1 else ""
+        smaller = "bucket" if crop.buckets is not None else "step="
         raise ShardError(
-            f"{where_of(source, int(ids[row]))}: the image of {height} x {width} fits into no bucket of "
-            f"{crop!r}{others}; the nearest is {near[0]} x {near[1]}. Give it upscale=True, which enlarges "
-            "such images, a smaller bucket, or leave them out by subset="
+            f"{where_of(source, int(ids[row]))}: the image of {height} x {width} fits into no bucket{others}"
+            f"; the nearest is {near[0]} x {near[1]}. Give AspectBuckets(upscale=True), which enlarges such "
+            f"images, or a smaller {smaller}; or leave them out by subset="
         )
     all_shapes = np.zeros((len(source), 2), np.int64)
     all_shapes[ids] = shapes

@@ -166,7 +166,8 @@ class Loader:
         if not isinstance(split, Split):
             raise ValueError(
                 f"split={shown(split)} must be a tarpeg.Split(...), such as "
-                "tarpeg.Split(shards, tarpeg.RandomResizedCrop(224))"
+                "tarpeg.Split(shards, tarpeg.RandomResizedCrop(224)); that of a tarpeg.Mixture is "
+                "tarpeg.MixtureLoader"
             )
         if config is not None and not isinstance(config, LoaderConfig):
             raise ValueError(f"config={shown(config)} must be a tarpeg.LoaderConfig(...)")

@@ -303,6 +303,13 @@ class MixtureLoader(Loader):
         mixing = self._mixed.mixing
         return mixing.length(epoch) * mixing.global_batch
 
+    def sources_in(self, epoch: int) -> dict[str, tuple[int, float]]:
+        """Return the rows of each source in an epoch over all ranks, and how many of its epochs these are."""
+        mixing = self._mixed.mixing
+        rows = mixing.first_positions(epoch + 1) - mixing.first_positions(epoch)
+        parts = zip(self.mixture.names, rows.tolist(), mixing.sizes, strict=True)
+        return {name: (count, count / size) for name, count, size in parts}
+
     def on_rank(self, rank: int, world: int) -> MixtureLoader:
         """Return a loader of the same mixture and settings for a rank of others."""
         return MixtureLoader(
@@ -331,7 +338,8 @@ class MixtureLoader(Loader):
         if not isinstance(state, Mapping):
             raise ResumeError(f"the state of the mixture is a {type(state).__name__}, not a dict. {REMEDY}")
         checked_version(state)
-        for name, value in self._facts.items():
+        # The checksum of all comes last: a fact of one source names it.
+        for name, value in sorted(self._facts.items(), key=lambda fact: fact[0] == "mixture"):
             if name == "sources" and name not in state:  # of an earlier version
                 continue
             if name not in state:
@@ -344,6 +352,11 @@ class MixtureLoader(Loader):
                         check_data({"data": state[name]}, str(value))
                     except ResumeError as error:
                         raise ResumeError(f"source {name[8:]!r} of the mixture: {error}") from error
+            elif is_known and state[name] != value and name == "mixture":
+                raise ResumeError(
+                    "cannot resume the mixture: its weights or repeat, stopping or batches, or the order of "
+                    "its sources, are not those of the checkpoint, which makes other batches. Restore them"
+                )
             elif not is_known or state[name] != value:
                 raise ResumeError(
                     f"cannot resume the mixture: {name} was {shown(state[name])} when the checkpoint was "

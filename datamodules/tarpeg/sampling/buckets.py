@@ -69,6 +69,9 @@ class AspectBuckets:
             the next shapes, as long as these make a full batch.
         max_pixels_per_batch: Batches of each shape have as many images per rank as have this many pixels,
             in place of the batch size.
+        min_batch: Fewest samples of a batch over all ranks: a bucket with fewer joins the one of the nearest
+            shape, and a remainder with fewer the batch before it. Without it, they do if they are fewer than
+            the ranks. Batches are the same for all numbers of ranks up to this.
 
     Raises:
         ValueError: For an argument out of range.
@@ -90,12 +93,14 @@ class AspectBuckets:
     place: Literal["random", "center"] = "random"
     remainder: Literal["smaller", "merge"] = "smaller"
     max_pixels_per_batch: int | None = None
+    min_batch: int = 1
 
     draws: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         check_integer("step", self.step, 1, of=self)
         check_integer("resolution", self.resolution, self.step, of=self)
+        check_integer("min_batch", self.min_batch, 1, of=self)
         for name in ("min_size", "max_size", "max_pixels_per_batch"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, of=self)
@@ -287,6 +292,7 @@ class BucketBatches:
         world: Number of data-parallel ranks.
         drop_last: Drop the remainders.
         merges: Remainders join those of the next bucket.
+        least: Fewest samples of a batch, of buckets that have as many; at least ``world``.
 
     Raises:
         ValueError: If a full batch has fewer samples than there are ranks.
@@ -298,6 +304,7 @@ class BucketBatches:
     world: int = 1
     drop_last: bool = False
     merges: bool = False
+    least: int = 1
 
     def __post_init__(self) -> None:
         if (least := min(bucket.global_batch for bucket in self.buckets)) < self.world:
@@ -378,7 +385,7 @@ class BucketBatches:
             # A sample moves to the next shape, and no further.
             moves = self.merges and number + 1 < len(self.buckets) and (count > 0 or not len(carried))
             carried, tail = (tail, tail[:0]) if moves else (tail[:0], tail)
-            if 0 < len(tail) < self.world and cuts and not self.drop_last:
+            if 0 < len(tail) < max(self.least, self.world) and cuts and not self.drop_last:
                 cuts[-1] = _Batch(np.concatenate([cuts[-1].places, tail]), shape)
             elif len(tail):
                 rest.append(_Batch(tail, shape))
@@ -397,7 +404,7 @@ def bucket_batches(
 ) -> BucketBatches:
     """Return the batches of the samples of a source.
 
-    A bucket with fewer samples than ranks joins the one that is nearest to its shape.
+    A bucket with fewer samples than ranks, or than ``min_batch``, joins the one of the nearest shape.
 
     Args:
         crop: The buckets.
@@ -408,7 +415,9 @@ def bucket_batches(
 
     Raises:
         ShardError: For fewer samples than ranks, and if no batch is left.
+        ValueError: If ``min_batch`` is larger than a full batch.
     """
+    least = max(world, crop.min_batch)
     takes_part = shapes[:, 0] > 0
     found, numbers, counts = np.unique(shapes[takes_part], axis=0, return_inverse=True, return_counts=True)
     if len(numbers) < world:
@@ -417,7 +426,7 @@ def bucket_batches(
             "Add shards or use fewer ranks."
         )
     into = np.arange(len(found))  # the bucket that each joins
-    while counts[counts > 0].min() < world:
+    while np.count_nonzero(counts) > 1 and counts[counts > 0].min() < least:
         small = int(np.where(counts > 0, counts, counts.max() + 1).argmin())
         losses = np.where(counts > 0, lost(found[small], found), math.inf)
         losses[small] = math.inf
@@ -433,12 +442,17 @@ def bucket_batches(
         size = global_batch
         if crop.max_pixels_per_batch is not None:
             size = crop.max_pixels_per_batch // (height * width) * world
+        if size < crop.min_batch:
+            raise ValueError(
+                f"min_batch={crop.min_batch} of AspectBuckets is larger than a batch of {height} x {width}, "
+                f"which has {size} samples over {world} rank{'s' * (world != 1)}"
+            )
         buckets.append(Bucket((height, width), int(counts[number]), size))
     rank_of = np.empty(len(found), np.int64)
     rank_of[kept] = np.arange(len(kept))
     bucket_of = np.full(len(shapes), -1, np.int16)
     bucket_of[takes_part] = rank_of[into[numbers.reshape(-1)]]
-    return BucketBatches(bucket_of, buckets, world, drop_last, crop.remainder == "merge")
+    return BucketBatches(bucket_of, buckets, world, drop_last, crop.remainder == "merge", least)
 
 
 def _shapes(given: Sequence[Sequence[int]]) -> tuple[Shape, ...]:

@@ -211,7 +211,8 @@ def check_targets(targets: Any) -> None:
         names += IMAGE_FIELDS
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"targets={type_names(targets)}: two of them have the field {twice!r}")
+        remedy = "; give one FloatMap another name=" if "FloatMap" in type_names(targets) else ""
+        raise ValueError(f"targets={type_names(targets)}: two of them have the field {twice!r}{remedy}")
     for each in found:
         for method in ("read", "move"):  # a subclass of the protocol has its methods, which do nothing
             if getattr(type(each), method, None) is getattr(Target, method):
