@@ -13,6 +13,7 @@ from helpers.scenes import Scenes, objects
 from tarpeg import (
     Boxes,
     CenterCrop,
+    CopyPaste,
     FloatMap,
     InstanceMap,
     InstanceMasks,
@@ -111,10 +112,15 @@ LEAVES = {
 }
 
 
-@pytest.mark.parametrize(
-    "crop", [CROPS["ScaleJitter"], Whole(32), [Whole(32), CenterCrop(24)]], ids=["ragged", "whole", "views"]
-)
-@pytest.mark.parametrize("name", LEAVES)
+RAGGED = CROPS["ScaleJitter"]
+EMPTIED = [
+    *((name, crop) for name in LEAVES for crop in (RAGGED, Whole(32), [Whole(32), CenterCrop(24)])),
+    ("all", CopyPaste(RAGGED)),
+    ("all", RandomIoUCrop(32)),
+]
+
+
+@pytest.mark.parametrize(("name", "crop"), EMPTIED)
 def test_a_batch_of_which_all_is_left_out_is_empty(name, crop):
     """A batch of one sample, say, whose image is damaged; or its target."""
     for extension in ("jpg", "png" if "M" in name and name != "InstanceMasks" else "json"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -98,7 +99,7 @@ def _bounds(columns: Bool, rows: Bool) -> Float64:
 def _rows_of(batch_rows: Int64) -> list[tuple[int, int]]:
     """Return the first part of each row, and that behind its last."""
     first = np.flatnonzero(np.diff(batch_rows, prepend=-1))
-    return list(zip(first.tolist(), [*first[1:].tolist(), len(batch_rows)], strict=True))
+    return list(itertools.pairwise([*first.tolist(), len(batch_rows)]))
 
 
 def cut(pictures: npt.NDArray[Any], fill: float, cover: Cover, batch_rows: Int64) -> npt.NDArray[Any]:
