@@ -432,5 +432,11 @@ def test_white_space_around_names_is_ignored_on_both_sides(tmp_path):
         found = dict(zip(made.fetcher.shards.keys(range(4)), batch.label.tolist(), strict=True))
         assert found == names, keys
     (root / "a.jpg").write_bytes(jpeg("420", 16, 16))
-    with pytest.raises(ShardError, match=r"'a.jpg'"):  # which of the two, a cell does not say
+    split = {"file": [*names, "a.jpg"], "y": [*names.values(), 5]}
+    (batch,) = (made := loader(root, split))
+    keys = made.fetcher.shards.keys(range(5))
+    assert dict(zip(keys, batch.label.tolist(), strict=True)) == {**names, "a.jpg": 5}
+    text = "\n".join(["file,y", *(f"{name},{y}" for name, y in {**names, "a.jpg": 5}.items())])
+    assert labels(root, csv(tmp_path, text)).tolist() == batch.label.tolist()
+    with pytest.raises(ShardError, match=r"that of the samples ' a.jpg' and 'a.jpg'"):
         loader(root, {"file": [" a.jpg", "b.jpg"], "y": [1, 2]}, Label("y", optional=True))

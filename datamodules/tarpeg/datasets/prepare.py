@@ -96,7 +96,7 @@ class FolderShards:
             the splits, and test becomes ``out/test-*.tar``.
         out: Folder of the shards.
         val_share: Without a directory for val: the share of the images, drawn evenly over the classes, that
-            are val.
+            are val. Of other images it is another one: see ``Folder``.
         seed: Seed of the order and of the images of val.
         samples_per_shard: Largest number of images in a shard.
         workers: Threads that read the files; None chooses.
@@ -287,8 +287,9 @@ def _is_made(directory: Path, requested: dict[str, Any], contents: Callable[[], 
                 f"the images in {parameters.get('root')} have changed since they were packed into "
                 f"{directory} ({_changes(then, now)}): choose another ",
                 _OUT,
-                f", or delete {directory} to pack them again. A cache of the folder (build_cache or "
-                "CachedShards) is updated instead, and only in what changed",
+                f", or delete {directory} to pack them again. If val is a share of the images, it is then "
+                "drawn again: a network that is trained has seen most of it. A cache of the folder "
+                "(build_cache or CachedShards) is updated instead, and only in what changed",
             )
         )
     return True

@@ -68,7 +68,8 @@ class Folder:
         seed: Seed of the order, and of the images of val.
         split: "all" images, or those of "train", "val" or "test".
         val_share: Without a directory for val, the share (between 0 and 1) of train's images that are val,
-            drawn evenly over the classes.
+            drawn evenly over the classes. If an image is added or removed, most of val are other images, of
+            which a network that is trained has seen most: train it anew, or have a directory for val.
 
     Raises:
         ValueError: For a value out of range.

@@ -66,7 +66,7 @@ def read_table(given: Any, key: str | None, places: Sequence[str]) -> Table:
     is_text = is_file and not is_parquet(given)
     wanted = [*([] if key is None else [key]), *places]
     if is_text:
-        known, read = _csv(name, Path(given))
+        known, read = _csv(name, Path(given), key)
     elif is_file:
         known, read = _parquet(name, Path(given))
     else:
@@ -83,7 +83,7 @@ def read_table(given: Any, key: str | None, places: Sequence[str]) -> Table:
     columns = read(wanted)
     if not columns[0]:
         raise ShardError(f"{name} has no rows")
-    keys = ["" if each is None else str(each).strip() for each in columns[0]]
+    keys = ["" if each is None else str(each) for each in columns[0]]
     return Table(name, keys, columns[1:], is_text)
 
 
@@ -95,7 +95,7 @@ def is_parquet(given: Any) -> bool:
 Read = Callable[[Sequence[str]], list[list[Any]]]
 
 
-def _csv(name: str, path: Path) -> tuple[list[str], Read]:
+def _csv(name: str, path: Path, key: str | None) -> tuple[list[str], Read]:
     try:
         # Excel begins with a byte order mark.
         with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
@@ -120,8 +120,11 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
         raise ShardError(f"{name} cannot be read as CSV in UTF-8: {reason}") from error
 
     def read(names: Sequence[str]) -> list[list[Any]]:
-        # White space around a name would make another class of it.
-        return [[row[header.index(each)].strip() for row in cells] for each in names]
+        # White space around a name would make another class of it; keys are compared with it first.
+        return [
+            [row[header.index(each)] if each == key else row[header.index(each)].strip() for row in cells]
+            for each in names
+        ]
 
     return header, read
 
@@ -276,16 +279,18 @@ def _identity(table: Table, form: Form, values: npt.NDArray[Any]) -> str:
     return f"labels ({len(values)} of kind {form.kind}, {content})"
 
 
-# White space around a name is that of no image: a table's cells are read without it.
 def _exact(key: str) -> str:
-    return key.strip().replace("\\", "/").removeprefix("./")
+    return key.replace("\\", "/").removeprefix("./")
 
 
 def _without_extension(key: str) -> str:
-    """Return a key without the extension of an image, and with the dots that keys of shards may have."""
-    name, dot, extension = _exact(key).rpartition(".")
-    stem = name if dot and extension.lower() in FILE_EXTENSIONS else _exact(key)
-    return stem.strip().replace(".", "_")
+    """Return a key without white space around it and the extension of an image, and without dots.
+
+    Keys of shards have no dots, and what is written in a table may have white space that the image has not.
+    """
+    key = _exact(key.strip())
+    name, dot, extension = key.rpartition(".")
+    return (name if dot and extension.lower() in FILE_EXTENSIONS else key).strip().replace(".", "_")
 
 
 def _base(key: str) -> str:
