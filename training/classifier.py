@@ -123,7 +123,7 @@ class Classifier(lightning.LightningModule):
 
     def training_step(self, batch: Any, _: int) -> Tensor:
         """Return the loss of a batch of images and labels."""
-        images, labels = batch
+        images, labels = batch[:2]  # a mixture has the source of each row too
         loss: Tensor = (self.criterion if self.task is None else self.task.loss)(self(images), labels)
         self.log("train/loss", loss, prog_bar=True)
         return loss

@@ -63,7 +63,7 @@ class Detector(lightning.LightningModule):
 
     def training_step(self, batch: Any, _: int) -> Tensor:
         """Return the sum of the losses of a batch."""
-        images, targets = batch
+        images, targets = batch[:2]  # a mixture has the source of each row too
         losses: Mapping[str, Tensor] = self.net(images, _plain(targets))
         loss = torch.stack([*losses.values()]).sum()
         self.log("train/loss", loss, prog_bar=True, batch_size=len(images))

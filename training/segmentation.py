@@ -62,7 +62,7 @@ class Segmenter(lightning.LightningModule):
 
     def training_step(self, batch: Any, _: int) -> Tensor:
         """Return the cross entropy of a batch."""
-        images, masks = batch
+        images, masks = batch[:2]  # a mixture has the source of each row too
         loss = nn.functional.cross_entropy(self(images), masks.long(), ignore_index=self.ignored)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(images))
         return loss

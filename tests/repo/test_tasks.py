@@ -111,3 +111,14 @@ def test_a_loss_of_classes_leaves_missing_labels_out():
     )
     shares = nn.functional.one_hot(labels.clamp(0), 3).float()  # of Mix
     torch.testing.assert_close(loss(scores, shares), nn.functional.cross_entropy(scores, shares))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_mixture_is_a_training_set(tmp_path, photos):
+    split = tarpeg.Split(photos, tarpeg.CenterCrop(16))
+    mixture = tarpeg.Mixture({"a": split, "b": split}, weights={"a": 0.75, "b": 0.25})
+    settings = {"batch_size": 8, "workers": 0, "allow_overlap": True, "augment": tarpeg.Augment()}
+    mixed = tarpeg.ShardDataModule(mixture, split, **settings)
+    fit = trainer(tmp_path)
+    fit.fit(model(5), mixed)
+    assert fit.global_step == len(mixed.train_dataloader()) and 0 <= fit.callback_metrics["val/accuracy"] <= 1

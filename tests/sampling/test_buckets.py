@@ -183,6 +183,7 @@ def test_min_batch_makes_the_same_batches_of_few_samples_for_any_ranks(counts, b
 
 
 def test_min_batch_is_at_most_a_batch():
+    assert repr(AspectBuckets(min_batch=2)) == repr(AspectBuckets()), "a checkpoint from before it goes on"
     options = [(32, 32), (64, 64)]
     shapes = np.repeat(options, [9, 2], axis=0)
     crop = AspectBuckets(buckets=options, upscale=True, min_batch=5)

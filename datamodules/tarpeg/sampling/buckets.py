@@ -6,7 +6,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
@@ -93,7 +93,7 @@ class AspectBuckets:
     place: Literal["random", "center"] = "random"
     remainder: Literal["smaller", "merge"] = "smaller"
     max_pixels_per_batch: int | None = None
-    min_batch: int = 1
+    min_batch: int = field(default=1, repr=False)  # checkpoints keep the repr of a validation's crop
 
     draws: ClassVar[int] = 2
 
