@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling.crops import Crop, levels_of
+from ..sampling.crops import Crop, SmallImageError, levels_of
 from ..sampling.geometry import Int32, View, joined
 from ..sampling.rng import Float64, Int64
-from ..sampling.sampler import Origin, Request
+from ..sampling.sampler import Origin, Request, runs_of
 from ..shards.joined import Joined
-from .drawing import Drawing, Size
+from .drawing import Drawing, Size, are_boxes, are_inside, view_of
 
 _SAMPLING = Crop.__module__.rpartition(".")[0]
 
@@ -34,7 +34,7 @@ class MixedDrawing(Drawing):
         self._crops = [each.crops(0)[0] for each in self.drawings]
         self._most = max((each.crop for each in self._crops), key=lambda crop: crop.draws)
         self._are_alone = any(each.boxes_among or each.at_size for each in self._crops)
-        self._are_alike = _are_alike([each.crop for each in self._crops])
+        self._kinds = _kinds_of([each.crop for each in self._crops])
         self._flips = np.array([each.split.pipelines[0].flip for each in self.drawings])
         self._levels = np.array([levels_of(each.crop, self.split.channels) for each in self._crops])
 
@@ -49,10 +49,8 @@ class MixedDrawing(Drawing):
     def views(
         self, request: Request, sizes: npt.NDArray[np.int32], results: list[Size] | None = None
     ) -> list[View]:
-        """Draw a view of all rows; the crops of several sources by one call if they are alike."""
+        """Draw a view of all rows."""
         request = self.located(request)
-        if self._are_alike:
-            return super().views(request, sizes, results)
         if self._are_alone:
             found = [
                 drawing.views(own, sizes[rows], results)[0] for rows, drawing, own in self._runs(request)
@@ -70,17 +68,41 @@ class MixedDrawing(Drawing):
         origin = request.origin
         assert origin is not None
         uniforms = self.uniforms(request, 0, self._most)
-        boxes, columns = np.empty((len(sizes), 8), np.int32), 4
-        boxes[:, 4:] = (0, 0, *size)  # without a place, a box becomes the whole result
+        boxes = self._boxes_together(origin, sizes, uniforms, size)
+        if boxes is None:
+            boxes = self._boxes_by_source(origin, sizes, uniforms, size)
+        return view_of(self._crops[0], sizes, boxes, uniforms[:, 0] < self._flips[origin.sources], size)
+
+    def _boxes_together(
+        self, origin: Origin, sizes: npt.NDArray[np.int32], uniforms: Float64, size: Size
+    ) -> Int32 | None:
+        """Return the boxes of all rows, checked by one call; None if a size is unknown or a box wrong."""
+        if not sizes.all():
+            return None
+        found = []
+        for rows in runs_of(self._kinds[origin.sources], origin.epochs):
+            crop = self._crops[origin.sources[rows.start]].crop
+            own = sizes[rows]
+            try:
+                boxes = np.asarray(crop.boxes(own, uniforms[rows, 1 : crop.draws + 1]))
+            except SmallImageError:
+                return None
+            if boxes.dtype != np.int32 or not are_boxes(boxes, len(own)):
+                return None
+            found.append(boxes)
+        joined = _joined_boxes(found, size)
+        return joined if are_inside(joined, sizes) else None
+
+    def _boxes_by_source(
+        self, origin: Origin, sizes: npt.NDArray[np.int32], uniforms: Float64, size: Size
+    ) -> Int32:
+        """Return the boxes of all rows, each checked where its source and its number there are known."""
+        found = []
         for rows, source, _ in origin.runs():
             crop = self._crops[source].crop
             draws = uniforms[rows, 1 : crop.draws + 1]
-            found = self.drawings[source].known_boxes(crop, sizes[rows], draws, origin.ids[rows])
-            boxes[rows, : found.shape[1]] = found
-            columns = max(columns, found.shape[1])
-        flips = uniforms[:, 0] < self._flips[origin.sources]
-        view = View(sizes.copy(), np.ascontiguousarray(boxes[:, :columns]), flips, size)
-        return self.placed(self._crops[0], view)
+            found.append(self.drawings[source].known_boxes(crop, sizes[rows], draws, origin.ids[rows]))
+        return _joined_boxes(found, size)
 
     def places(
         self, views: Sequence[View], order: Sequence[int], request: Request, first: int = 0
@@ -124,10 +146,25 @@ class MixedDrawing(Drawing):
             )
 
 
-def _are_alike(crops: Sequence[Crop]) -> bool:
-    """Whether all sources have one crop of this package: its boxes are functions of each row alone.
+def _joined_boxes(parts: list[Int32], size: Size) -> Int32:
+    """Return boxes of several crops, [B, 4]; or all [B, 8], with places, if some have places."""
+    if len({part.shape[1] for part in parts}) > 1:
+        for number, part in enumerate(parts):
+            if part.shape[1] == 4:  # without a place, a box becomes the whole result
+                parts[number] = np.empty((len(part), 8), np.int32)
+                parts[number][:, :4], parts[number][:, 4:] = part, (0, 0, *size)
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
-    A user's own crop may look at all rows.
+
+def _kinds_of(crops: Sequence[Crop]) -> Int64:
+    """Return the first of the neighbours that have the same crop, for each source.
+
+    Boxes of a crop of this package are functions of each row alone. A user's own crop may look at all rows.
     """
-    is_own = type(crops[0]).__module__.rpartition(".")[0] == _SAMPLING
-    return is_own and all(type(each) is type(crops[0]) and each == crops[0] for each in crops)
+    kinds = list(range(len(crops)))
+    for number in range(1, len(crops)):
+        one, other = crops[number - 1], crops[number]
+        is_own = type(one).__module__.rpartition(".")[0] == _SAMPLING
+        if is_own and type(one) is type(other) and one == other:
+            kinds[number] = kinds[number - 1]
+    return np.array(kinds)

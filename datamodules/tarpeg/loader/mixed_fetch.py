@@ -131,6 +131,8 @@ class MixedFetcher:
         self, request: Request, out: Images | Callable[[Shape], Images], threads: int = 1
     ) -> FetchResult:
         """Fetch the rows of each group; the first error is that of the batch."""
+        if len(self._whole) == 1:
+            return self._whole[0].fetch(request, out, threads)
         groups = self._split(request)
         if len(groups) == 1:
             (part,) = groups

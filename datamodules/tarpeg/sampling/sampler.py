@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -31,9 +31,13 @@ _TOLERANCE = 1e-9
 
 def runs_of(*columns: Int64) -> list[slice]:
     """Return the rows that follow each other with equal numbers in all columns, int64 ``[B]`` each."""
-    is_other = functools.reduce(np.logical_or, [column[1:] != column[:-1] for column in columns])
-    ends = [*(np.flatnonzero(is_other) + 1).tolist(), len(columns[0])]
-    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]
+    found, begin = [], 0
+    # Not by numpy: after a batch the processor's caches no longer hold its code, and this is in them.
+    for _, rows in itertools.groupby(zip(*(column.tolist() for column in columns), strict=True)):
+        end = begin + len(list(rows))
+        found.append(slice(begin, end))
+        begin = end
+    return found
 
 
 class Origin(NamedTuple):
