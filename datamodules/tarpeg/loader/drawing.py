@@ -147,16 +147,21 @@ class Drawing:
         crops, tables = self.crops(request.epoch), []
         for place, number in enumerate(order):
             view = views[number]
-            tables.append(self.table(view, place * len(view), crops[first + number].crop))
+            levels = self.levels(crops[first + number].crop, request)
+            tables.append(self.table(view, place * len(view), levels))
         return np.concatenate(tables) if len(tables) > 1 else tables[0]
 
-    def table(self, view: View, first: int, crop: Crop) -> Int32:
+    def levels(self, crop: Crop, request: Request) -> Any:
+        """Return the levels of the padding of a view: of all rows, [C], or of each, [B, C]."""
+        return levels_of(crop, self.split.channels)
+
+    def table(self, view: View, first: int, levels: Any) -> Int32:
         """Return where the boxes of a view go, int32 [B, 12], see ``decode_sizes``.
 
         Args:
             view: The view.
             first: Number of its first image in the memory of all.
-            crop: Of the view.
+            levels: As of ``levels``.
         """
         table = np.zeros((len(view), 12), np.int32)
         table[:, 0] = np.arange(first, first + len(view))
@@ -164,7 +169,7 @@ class Drawing:
         table[:, 5:9] = view.all_places
         if not view.boxes[:, 2:].all():
             table[~view.is_known, 5:9] = (0, 0, 1, 1)
-        table[:, 9:] = levels_of(crop, self.split.channels)
+        table[:, 9:] = levels
         return table
 
     def partners(self, request: Request, rows: Int64, ids: Int64, sizes: npt.NDArray[np.int32]) -> View:

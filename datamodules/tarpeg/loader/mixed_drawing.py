@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ class MixedDrawing(Drawing):
         self._most = max((each.crop for each in self._crops), key=lambda crop: crop.draws)
         self._are_alone = any(each.boxes_among or each.at_size for each in self._crops)
         self._kinds = _kinds_of([each.crop for each in self._crops])
+        self._has_users_crops = not all(_is_own(each.crop) for each in self._crops)
         self._flips = np.array([each.split.pipelines[0].flip for each in self.drawings])
         self._levels = np.array([levels_of(each.crop, self.split.channels) for each in self._crops])
 
@@ -80,7 +82,8 @@ class MixedDrawing(Drawing):
         if not sizes.all():
             return None
         found = []
-        for rows in runs_of(self._kinds[origin.sources], origin.epochs):
+        kinds = self._kinds[origin.sources]
+        for rows in runs_of(kinds, origin.epochs) if self._has_users_crops else runs_of(kinds):
             crop = self._crops[origin.sources[rows.start]].crop
             own = sizes[rows]
             try:
@@ -104,16 +107,11 @@ class MixedDrawing(Drawing):
             found.append(self.drawings[source].known_boxes(crop, sizes[rows], draws, origin.ids[rows]))
         return _joined_boxes(found, size)
 
-    def places(
-        self, views: Sequence[View], order: Sequence[int], request: Request, first: int = 0
-    ) -> Int32 | None:
-        """Return where the boxes of all rows go, each in the colour of its source's crop."""
-        found = super().places(views, order, request, first)
-        if found is not None:
-            origin = self.located(request).origin
-            assert origin is not None
-            found[:, 9:] = self._levels[origin.sources]
-        return found
+    def levels(self, crop: Crop, request: Request) -> Any:
+        """Return the levels of the padding of each row, of its source's crop."""
+        origin = self.located(request).origin
+        assert origin is not None
+        return self._levels[origin.sources]
 
     def flip_shares(self, ids: Int64, number: int) -> Float64:
         """Return the share of its samples that the source of each row mirrors, [B]."""
@@ -156,6 +154,11 @@ def _joined_boxes(parts: list[Int32], size: Size) -> Int32:
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
+def _is_own(crop: Crop) -> bool:
+    """Whether a crop is one of this package."""
+    return type(crop).__module__.rpartition(".")[0] == _SAMPLING
+
+
 def _kinds_of(crops: Sequence[Crop]) -> Int64:
     """Return the first of the neighbours that have the same crop, for each source.
 
@@ -164,7 +167,6 @@ def _kinds_of(crops: Sequence[Crop]) -> Int64:
     kinds = list(range(len(crops)))
     for number in range(1, len(crops)):
         one, other = crops[number - 1], crops[number]
-        is_own = type(one).__module__.rpartition(".")[0] == _SAMPLING
-        if is_own and type(one) is type(other) and one == other:
+        if _is_own(one) and type(one) is type(other) and one == other:
             kinds[number] = kinds[number - 1]
     return np.array(kinds)

@@ -33,7 +33,8 @@ def runs_of(*columns: Int64) -> list[slice]:
     """Return the rows that follow each other with equal numbers in all columns, int64 ``[B]`` each."""
     found, begin = [], 0
     # Not by numpy: after a batch the processor's caches no longer hold its code, and this is in them.
-    for _, rows in itertools.groupby(zip(*(column.tolist() for column in columns), strict=True)):
+    numbers = [column.tolist() for column in columns]
+    for _, rows in itertools.groupby(zip(*numbers, strict=True) if len(numbers) > 1 else numbers[0]):
         end = begin + len(list(rows))
         found.append(slice(begin, end))
         begin = end
@@ -55,7 +56,7 @@ class Origin(NamedTuple):
     ids: Int64
     occurrence: Int64
 
-    def rows(self, rows: Int64) -> Origin:
+    def rows(self, rows: Int64 | slice) -> Origin:
         """Return that of some of the samples."""
         return Origin(*(column[rows] for column in self))
 
@@ -86,14 +87,14 @@ class Request(NamedTuple):
     size: tuple[int, int] | None = None
     origin: Origin | None = None
 
-    def rows(self, rows: npt.ArrayLike) -> Request:
+    def rows(self, rows: npt.ArrayLike | slice) -> Request:
         """Return the request for some of the samples, by their places in ``ids``."""
-        chosen = np.asarray(rows, np.int64)
+        chosen: Any = rows if isinstance(rows, slice) else np.asarray(rows, np.int64)
         return Request(
             epoch=self.epoch,
             ids=self.ids[chosen],
             occurrence=None if self.occurrence is None else self.occurrence[chosen],
-            views=tuple(view.rows(chosen) for view in self.views),
+            views=tuple(view.rows(np.arange(len(self.ids))[chosen]) for view in self.views),
             size=self.size,
             origin=None if self.origin is None else self.origin.rows(chosen),
         )
