@@ -209,9 +209,7 @@ class Drawing:
 
     def uniforms(self, request: Request, number: int | Int64, crop: Crop, round: int = 0) -> rng.Float64:
         """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
-        return rng.uniforms_of(
-            request.numbered, self.seed, crop.draws + 1, _CROP, number, round * (crop.draws + 1)
-        )
+        return drawn(request.numbered, self.seed, crop, number, round)
 
     def _view(
         self,
@@ -293,6 +291,14 @@ class Drawing:
                 f"width) = {tuple(boxes[row].tolist())}, which is outside the image of {height} x {width}"
             )
         return np.ascontiguousarray(boxes, dtype=np.int32)
+
+
+def drawn(
+    samples: rng.Numbered, seed: int, crop: Crop, number: int | Int64 = 0, round: int = 0
+) -> rng.Float64:
+    """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
+    count = crop.draws + 1
+    return rng.uniforms_of(samples, seed, count, _CROP, number, round * count)
 
 
 def are_boxes(boxes: npt.NDArray[Any], count: int) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ import numpy.typing as npt
 
 from ..sampling.crops import Crop, SmallImageError, levels_of
 from ..sampling.geometry import Int32, View, joined
-from ..sampling.rng import Float64, Int64
+from ..sampling.rng import Float64, Int64, Numbered
 from ..sampling.sampler import Origin, Request, runs_of
 from ..shards.joined import Joined
-from .drawing import Drawing, Size, are_boxes, are_inside, view_of
+from .drawing import Drawing, Size, are_boxes, are_inside, drawn, view_of
 
 _SAMPLING = Crop.__module__.rpartition(".")[0]
 
@@ -39,6 +40,12 @@ class MixedDrawing(Drawing):
         self._has_users_crops = not all(_is_own(each.crop) for each in self._crops)
         self._flips = np.array([each.split.pipelines[0].flip for each in self.drawings])
         self._levels = np.array([levels_of(each.crop, self.split.channels) for each in self._crops])
+
+    def ahead(self) -> Callable[[Numbered], Float64] | None:
+        """Return what draws the numbers of all rows; None if each source draws by itself."""
+        if self._are_alone or self.split.image is not None:
+            return None
+        return partial(drawn, seed=self.seed, crop=self._most)
 
     def located(self, request: Request) -> Request:
         """Return the request with the origin of its samples: by their numbers, if it has none."""
@@ -69,7 +76,7 @@ class MixedDrawing(Drawing):
         """Draw all numbers by one call: the first ones are the same, whatever their count."""
         origin = request.origin
         assert origin is not None
-        uniforms = self.uniforms(request, 0, self._most)
+        uniforms = self.uniforms(request, 0, self._most) if origin.draws is None else origin.draws
         boxes = self._boxes_together(origin, sizes, uniforms, size)
         if boxes is None:
             boxes = self._boxes_by_source(origin, sizes, uniforms, size)
@@ -125,7 +132,7 @@ class MixedDrawing(Drawing):
         source = int(origin.sources[0])
         for other in self.drawings[source].candidates_of(uniforms):
             ids = self._joined.offsets[source] + other[None]
-            yield request._replace(ids=ids, origin=origin._replace(ids=other[None]))
+            yield request._replace(ids=ids, origin=origin._replace(ids=other[None], draws=None))
 
     @property
     def _joined(self) -> Joined:

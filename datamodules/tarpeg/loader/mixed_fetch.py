@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import ShardError
 from ..sampling.geometry import View, joined
-from ..sampling.rng import Int64
+from ..sampling.rng import Float64, Int64, Numbered
 from ..sampling.sampler import Request, runs_of
 from ..targets import moved
 from ..transforms.pipeline import Uncropped
@@ -35,6 +35,7 @@ from .batch import (
 )
 from .fetch import OF_THE_RESULT, Fetcher, check_forks
 from .grouping import end_alike, groups_of, together
+from .mixed_drawing import MixedDrawing
 from .resize_first import resizes_first
 from .split import Split
 from .workers import end_if_forked
@@ -80,6 +81,12 @@ class MixedFetcher:
     def where(self, id: int) -> str:
         """Describe a sample of which the source is not known."""
         return f"sample {id} of one of the sources of the mixture"
+
+    def ahead(self) -> Callable[[Numbered], Float64] | None:
+        """Return what draws the first numbers of the views of all rows; None if groups draw by themselves."""
+        fetcher = self._groups[0] if len(self._groups) == 1 else self._common
+        drawing = None if fetcher is None else fetcher.drawing
+        return drawing.ahead() if isinstance(drawing, MixedDrawing) else None
 
     @property
     def groups(self) -> list[list[int]]:

@@ -49,16 +49,25 @@ class Origin(NamedTuple):
         epochs: Epoch of its source, int64 ``[B]``.
         ids: Its number in its source, int64 ``[B]``.
         occurrence: How often it came before in that epoch, int64 ``[B]``.
+        draws: The first numbers of its view, float64 ``[B, n]``, if they were drawn with those of the batches
+            that follow; None: not.
     """
 
     sources: Int64
     epochs: Int64
     ids: Int64
     occurrence: Int64
+    draws: Float64 | None = None
 
     def rows(self, rows: Int64 | slice) -> Origin:
         """Return that of some of the samples."""
-        return Origin(*(column[rows] for column in self))
+        return Origin(
+            sources=self.sources[rows],
+            epochs=self.epochs[rows],
+            ids=self.ids[rows],
+            occurrence=self.occurrence[rows],
+            draws=None if self.draws is None else self.draws[rows],
+        )
 
     def runs(self) -> list[tuple[slice, int, int]]:
         """Return rows that follow each other with one source and one epoch of it, which are beside them."""
