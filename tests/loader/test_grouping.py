@@ -193,3 +193,44 @@ def test_worker_processes_and_resume_in_the_middle():
             rest = [*again]
             assert len(rest) == len(batches) - step
             assert all(torch.equal(a.image, b.image) for a, b in zip(batches[step:], rest, strict=True))
+
+
+def test_numbers_of_several_batches_at_once_are_those_of_each():
+    given = Mixture(splits_of("crops", odd=False), weights=SHARES, stopping="all_exhausted")
+    loader = MixtureLoader(given, 10, config=LoaderConfig(workers=0, threads=0))
+    drawing, count = loader.fetcher._groups[0].drawing, 0
+    for request in loader._mixed.requests(0):
+        origin = request.origin
+        alone = request._replace(origin=origin._replace(draws=None))
+        assert np.array_equal(origin.draws, drawing.uniforms(alone, 0, RandomResizedCrop(32)))
+        count += len({*origin.epochs.tolist()}) > 1
+    assert count  # batches in which a source begins its next epoch
+
+
+class Outside:
+    """A crop of the user's own whose boxes are outside of their images."""
+
+    size, draws = (32, 32), 0
+
+    def boxes(self, sizes, draws):
+        return np.concatenate([np.zeros_like(sizes), sizes + 1], axis=1).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("crop", "reason"),
+    [
+        (tarpeg.RandomCrop(32), r"is larger than the image of 20 x 48"),
+        (Outside(), r"\(0, 0, 21, 49\), which"),
+    ],
+    ids=["too small", "outside"],
+)
+def test_a_box_that_is_wrong_is_an_error_with_its_source_and_key(crop, reason):
+    small = Pictures(5, 700, odd=False)
+    small.files[3] = jpeg("420", 20, 48, 1)
+    if isinstance(crop, Outside):
+        small.files = [small.files[3]] * 5
+    splits = {"a": Split(SOURCES[False]["a"], RandomResizedCrop(32)), "b": Split(small, crop)}
+    given = Mixture(splits, weights={"a": 0.5, "b": 0.5}, stopping="all_exhausted")
+    config = LoaderConfig(workers=0, threads=0)
+    with pytest.raises(ValueError, match=rf"700-\d.*{reason}"):
+        list(MixtureLoader(given, 6, config=config))

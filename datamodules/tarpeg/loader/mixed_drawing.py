@@ -158,7 +158,7 @@ def _joined_boxes(parts: list[Int32], size: Size) -> Int32:
             if part.shape[1] == 4:  # without a place, a box becomes the whole result
                 parts[number] = np.empty((len(part), 8), np.int32)
                 parts[number][:, :4], parts[number][:, 4:] = part, (0, 0, *size)
-    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+    return np.concatenate(parts) if parts else np.zeros((0, 4), np.int32)
 
 
 def _is_own(crop: Crop) -> bool:
