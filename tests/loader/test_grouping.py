@@ -18,11 +18,12 @@ SHARES = {"a": 0.4, "b": 0.3, "c": 0.2, "d": 0.1}
 
 
 class Pictures(tarpeg.Source):
-    """JPEGs, one PNG and one broken image, with labels in two places, captions and objects."""
+    """JPEGs with labels in two places, captions and objects; ``odd``: one is a PNG, and one is broken."""
 
-    def __init__(self, count, first):
+    def __init__(self, count, first, odd):
         self.files = [jpeg("420", 40 + 3 * (seed % 3), 48, first + seed) for seed in range(count)]
-        self.files[1], self.files[2] = picture("PNG", 5, size=(44, 61)), b"broken"
+        if odd:
+            self.files[1], self.files[2] = picture("PNG", 5, size=(44, 61)), b"broken"
         self.first = first
 
     def __len__(self):
@@ -46,7 +47,10 @@ class Pictures(tarpeg.Source):
         return ["jpg", "cls", "txt", "json"]
 
 
-SOURCES = {name: Pictures(8 - number, 100 * number) for number, name in enumerate(NAMES)}
+SOURCES = {
+    odd: {name: Pictures(8 - number, 100 * number, odd) for number, name in enumerate(NAMES)}
+    for odd in (False, True)
+}
 
 
 class Noise:
@@ -87,6 +91,20 @@ CASES = {
     "crops": ({}, {}, 1),
     "one step": ({"transform": STEP}, {}, 1),
     "a step of one": ({}, {"b": {"transform": STEP}}, 3),
+    "a step of one, with captions": ({"members": tarpeg.Text("txt")}, {"b": {"transform": STEP}}, 3),
+    "a step of one, with targets": ({"targets": BOXES}, {"b": {"transform": STEP}}, 3),
+    "a step of one, with broken targets": (
+        {"targets": Boxes("json:objects", labels=[1, 3, 4, 5, 6, 7], min_size=0)},
+        {"b": {"transform": STEP}},
+        3,
+    ),
+    "a step of one that moves": ({}, {"b": {"transform": v2.RandomVerticalFlip(0.5)}}, 3),
+    "a step of one that moves targets": (
+        {"targets": BOXES},
+        {"b": {"transform": v2.RandomVerticalFlip(0.5)}},
+        3,
+    ),
+    "policies of one, with targets": ({"targets": BOXES}, {"b": {"transform": POLICY}}, 3),
     "two steps": ({"transform": STEP}, {"c": {"transform": OTHER}, "d": {"transform": OTHER}}, 2),
     "policies": ({"transform": POLICY}, {"c": {"transform": tarpeg.TrivialAugmentWide()}}, 1),
     "other policies": ({"transform": POLICY}, {"c": {"transform": tarpeg.RandAugment()}}, 3),
@@ -102,12 +120,12 @@ CASES = {
 }
 
 
-def splits_of(case):
+def splits_of(case, odd=True):
     common, own, _ = CASES[case]
     if case == "targets in steps":  # a step of its own in each
         own = {name: {"transform": v2.RandomVerticalFlip(0.5)} for name in NAMES}
     return {
-        name: Split(SOURCES[name], CROPS[name], flip=FLIPS[name], **{**common, **own.get(name, {})})
+        name: Split(SOURCES[odd][name], CROPS[name], flip=FLIPS[name], **{**common, **own.get(name, {})})
         for name in NAMES
     }
 
@@ -140,9 +158,10 @@ def same(one, other):
     return one == other
 
 
+@pytest.mark.parametrize("odd", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_rows_are_those_of_each_source_alone(case):
-    splits = splits_of(case)
+def test_rows_are_those_of_each_source_alone(case, odd):
+    splits = splits_of(case, odd)
     config = LoaderConfig(workers=0, threads=0, max_bad=1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -174,3 +193,44 @@ def test_worker_processes_and_resume_in_the_middle():
             rest = [*again]
             assert len(rest) == len(batches) - step
             assert all(torch.equal(a.image, b.image) for a, b in zip(batches[step:], rest, strict=True))
+
+
+def test_numbers_of_several_batches_at_once_are_those_of_each():
+    given = Mixture(splits_of("crops", odd=False), weights=SHARES, stopping="all_exhausted")
+    loader = MixtureLoader(given, 10, config=LoaderConfig(workers=0, threads=0))
+    drawing, count = loader.fetcher._groups[0].drawing, 0
+    for request in loader._mixed.requests(0):
+        origin = request.origin
+        alone = request._replace(origin=origin._replace(draws=None))
+        assert np.array_equal(origin.draws, drawing.uniforms(alone, 0, RandomResizedCrop(32)))
+        count += len({*origin.epochs.tolist()}) > 1
+    assert count  # batches in which a source begins its next epoch
+
+
+class Outside:
+    """A crop of the user's own whose boxes are outside of their images."""
+
+    size, draws = (32, 32), 0
+
+    def boxes(self, sizes, draws):
+        return np.concatenate([np.zeros_like(sizes), sizes + 1], axis=1).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("crop", "reason"),
+    [
+        (tarpeg.RandomCrop(32), r"is larger than the image of 20 x 48"),
+        (Outside(), r"\(0, 0, 21, 49\), which"),
+    ],
+    ids=["too small", "outside"],
+)
+def test_a_box_that_is_wrong_is_an_error_with_its_source_and_key(crop, reason):
+    small = Pictures(5, 700, odd=False)
+    small.files[3] = jpeg("420", 20, 48, 1)
+    if isinstance(crop, Outside):
+        small.files = [small.files[3]] * 5
+    splits = {"a": Split(SOURCES[False]["a"], RandomResizedCrop(32)), "b": Split(small, crop)}
+    given = Mixture(splits, weights={"a": 0.5, "b": 0.5}, stopping="all_exhausted")
+    config = LoaderConfig(workers=0, threads=0)
+    with pytest.raises(ValueError, match=rf"700-\d.*{reason}"):
+        list(MixtureLoader(given, 6, config=config))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..errors import Status
 from ..sampling.sampler import Request
 from .text import rows_of, tokens_on
 
@@ -259,6 +260,11 @@ class Encoded:
     files: list[Tensor]
     sizes: npt.NDArray[np.int32]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.numel() for file in self.files)  # len() is Python code
+
     def rows(self, rows: npt.NDArray[np.int64]) -> Encoded:
         """Return some of the samples."""
         return Encoded(self.request.rows(rows), [self.files[row] for row in rows], self.sizes[rows])
@@ -297,6 +303,12 @@ class Decoded:
     def nothing(cls, count: int) -> Decoded:
         """Return the state before anything is decoded."""
         return cls([], torch.zeros(count, dtype=torch.int32, device="cpu"))
+
+    @property
+    def is_good(self) -> npt.NDArray[np.bool_]:
+        """Which images are decoded, bool [B]."""
+        good: npt.NDArray[np.bool_] = self.status.numpy() == int(Status.OK)  # with a Status it takes 100 us
+        return good
 
     def of_rows(self, rows: npt.NDArray[np.int64], samples: npt.NDArray[np.int64]) -> Decoded:
         """Return what became of rows of several parts each: that of the first one that failed.

@@ -10,7 +10,7 @@ import contextlib
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ _CROP = 0
 _PARTNERS = 4  # 1 to 3 are taken; 6 is loader.text's
 _OBJECTS = 5
 
-_LEAST = np.array([0, 0, 1, 1])  # of a box
+_LEAST = np.array([0, 0, 1, 1], np.int32)  # of a box
 
 Size = tuple[int, int]
 
@@ -147,23 +147,29 @@ class Drawing:
         crops, tables = self.crops(request.epoch), []
         for place, number in enumerate(order):
             view = views[number]
-            tables.append(self.table(view, place * len(view), crops[first + number].crop))
-        return np.concatenate(tables)
+            levels = self.levels(crops[first + number].crop, request)
+            tables.append(self.table(view, place * len(view), levels))
+        return np.concatenate(tables) if len(tables) > 1 else tables[0]
 
-    def table(self, view: View, first: int, crop: Crop) -> Int32:
+    def levels(self, crop: Crop, request: Request) -> Any:
+        """Return the levels of the padding of a view: of all rows, [C], or of each, [B, C]."""
+        return levels_of(crop, self.split.channels)
+
+    def table(self, view: View, first: int, levels: Any) -> Int32:
         """Return where the boxes of a view go, int32 [B, 12], see ``decode_sizes``.
 
         Args:
             view: The view.
             first: Number of its first image in the memory of all.
-            crop: Of the view.
+            levels: As of ``levels``.
         """
         table = np.zeros((len(view), 12), np.int32)
         table[:, 0] = np.arange(first, first + len(view))
         table[:, 3:5] = view.size
         table[:, 5:9] = view.all_places
-        table[~view.is_known, 5:9] = (0, 0, 1, 1)
-        table[:, 9:] = levels_of(crop, self.split.channels)
+        if not view.boxes[:, 2:].all():
+            table[~view.is_known, 5:9] = (0, 0, 1, 1)
+        table[:, 9:] = levels
         return table
 
     def partners(self, request: Request, rows: Int64, ids: Int64, sizes: npt.NDArray[np.int32]) -> View:
@@ -203,9 +209,7 @@ class Drawing:
 
     def uniforms(self, request: Request, number: int | Int64, crop: Crop, round: int = 0) -> rng.Float64:
         """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
-        return rng.uniforms_of(
-            request.numbered, self.seed, crop.draws + 1, _CROP, number, round * (crop.draws + 1)
-        )
+        return drawn(request.numbered, self.seed, crop, number, round)
 
     def _view(
         self,
@@ -218,8 +222,7 @@ class Drawing:
     ) -> View:
         """Return one view that these numbers draw."""
         boxes = self.known_boxes(methods.crop, sizes, uniforms[:, 1:], ids)
-        flips = uniforms[:, 0] < self.flip_shares(ids, number)
-        return self.placed(methods, View(sizes.copy(), boxes, flips, size))
+        return view_of(methods, sizes, boxes, uniforms[:, 0] < self.flip_shares(ids, number), size)
 
     def known_boxes(
         self, crop: Crop, sizes: npt.NDArray[np.int32], draws: rng.Float64, ids: Int64
@@ -234,10 +237,6 @@ class Drawing:
             boxes = np.zeros((len(sizes), found.shape[1]), np.int32)
             boxes[known] = found
         return boxes
-
-    def placed(self, methods: CropMethods, view: View) -> View:
-        """Return a view whose boxes [B, 8] have places in them with these apart."""
-        return view if view.boxes.shape[1] == 4 else _placed(methods, view)
 
     def _view_among(
         self,
@@ -279,13 +278,13 @@ class Drawing:
         self, crop: Crop, boxes: npt.NDArray[Any], sizes: npt.NDArray[np.int32], ids: Int64
     ) -> npt.NDArray[np.int32]:
         """Check boxes here, where shard, key and crop are known: the crop may be the user's own."""
-        if boxes.shape not in ((len(ids), 4), (len(ids), 8)) or boxes.dtype.kind not in "iu":
+        if not are_boxes(boxes, len(ids)):
             raise BoxError(
                 f"{crop!r}: boxes must be integers [{len(ids)}, 4], or [{len(ids)}, 8] with their places in "
                 f"the results, got {boxes.dtype} {boxes.shape}"
             )
-        if not _are_inside(boxes, sizes):
-            row = next(row for row in range(len(boxes)) if not _are_inside(boxes[[row]], sizes[[row]]))
+        if not are_inside(boxes, sizes):
+            row = next(row for row in range(len(boxes)) if not are_inside(boxes[[row]], sizes[[row]]))
             height, width = sizes[row].tolist()
             raise BoxError(
                 f"{where_of(self.source, int(ids[row]))}: {crop!r} returned the box (top, left, height, "
@@ -294,11 +293,23 @@ class Drawing:
         return np.ascontiguousarray(boxes, dtype=np.int32)
 
 
-def _are_inside(boxes: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> bool:
-    """Whether all boxes are in their images, and of at least one pixel."""
-    whole = boxes[:, :4].astype(np.int64)
-    room = sizes - whole[:, :2] - whole[:, 2:]
-    return bool(room.min(initial=0) >= 0 and (whole - _LEAST).min(initial=0) >= 0)
+def drawn(
+    samples: rng.Numbered, seed: int, crop: Crop, number: int | Int64 = 0, round: int = 0
+) -> rng.Float64:
+    """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
+    count = crop.draws + 1
+    return rng.uniforms_of(samples, seed, count, _CROP, number, round * count)
+
+
+def are_boxes(boxes: npt.NDArray[Any], count: int) -> bool:
+    """Whether they are integers [count, 4], or [count, 8] with places."""
+    return boxes.shape in ((count, 4), (count, 8)) and boxes.dtype.kind in "iu"
+
+
+def are_inside(boxes: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> bool:
+    """Whether all boxes, [B, 4] or [B, 8], are in their images, and of at least one pixel."""
+    room = sizes - boxes[:, :2]  # of corners in their image: sums of corner and side may be too large
+    return bool((boxes[:, :4] >= _LEAST).all() and (boxes[:, 2:4] <= room).all())
 
 
 def pair(size: Sequence[int]) -> Size:
@@ -307,27 +318,46 @@ def pair(size: Sequence[int]) -> Size:
     return int(height), int(width)
 
 
-def _placed(methods: CropMethods, view: View) -> View:
-    """Return a view of boxes [B, 8] with boxes and places, which are mirrored with their results."""
-    boxes, (height, width) = view.boxes, view.size
-    if methods.patch_size:  # the place is that of the image before it is cut into patches
-        whole, places = boxes[:, :4], boxes[:, 4:]
-        return replace(view, boxes=np.ascontiguousarray(whole), places=np.ascontiguousarray(places))
+def view_of(
+    methods: CropMethods,
+    sizes: npt.NDArray[np.int32],
+    boxes: Int32,
+    flips: npt.NDArray[np.bool_],
+    size: Size,
+) -> View:
+    """Return the view of boxes [B, 4], or [B, 8] with places, which are mirrored with their results."""
+    if boxes.shape[1] == 4:
+        return View(sizes.copy(), boxes, flips, size)
+    places = boxes[:, 4:]
+    if not methods.patch_size:  # of patches, the place is that of the image before it is cut into them
+        boxes, places = _placed(methods, boxes, flips, size)
+    boxes, places = np.ascontiguousarray(boxes[:, :4]), np.ascontiguousarray(places)
+    return View(sizes.copy(), boxes, flips, size, places=places)
+
+
+def _placed(
+    methods: CropMethods, boxes: Int32, flips: npt.NDArray[np.bool_], size: Size
+) -> tuple[Int32, Int32]:
+    """Return boxes [B, 8], and their places in results that are mirrored; of unknown boxes these are 0."""
+    height, width = size
     if methods.padded_size is not None:  # the padding of a batch is not mirrored: it is not part of an image
-        boxes = within(boxes, view.size)
+        boxes = within(boxes, size)
         places = boxes[:, 4:]
     else:
-        places = mirrored(boxes[:, 4:], view.flips, width)
-    is_known, whole = boxes[:, 2] > 0, np.array([[height, width]])
-    if not _are_inside(places[is_known], whole):
-        row = next(row for row in np.flatnonzero(is_known) if not _are_inside(places[[row]], whole))
+        places = mirrored(boxes[:, 4:], flips, width)
+    whole = np.array([[height, width]], np.int32)
+    if boxes[:, 2].all() and are_inside(places, whole):  # mostly
+        return boxes, places
+    is_known = boxes[:, 2] > 0
+    places[~is_known] = 0
+    if not are_inside(places[is_known], whole):
+        row = next(row for row in np.flatnonzero(is_known) if not are_inside(places[[row]], whole))
         place = tuple(boxes[row, 4:].tolist())
         raise BoxError(
             f"{methods.crop!r} returned the place (top, left, height, width) = {place}, which is outside its "
             f"result of {height} x {width}"
         )
-    places[~is_known] = 0
-    return replace(view, boxes=np.ascontiguousarray(boxes[:, :4]), places=np.ascontiguousarray(places))
+    return boxes, places
 
 
 def _checked_size(crop: Any, given: Any) -> Size:

@@ -225,20 +225,20 @@ class Fetcher:
         labels = self.read_labels(request.ids)
         if self.split.image_pattern is not None:
             made = self._made(request, sizes, out, threads)
-            return self._assemble(request, sizes, labels, made, out, distorted)
+            return self.assemble(request, sizes, labels, made, out, distorted)
         if callable(out):
             out = out(self._shape(request.epoch, sizes, len(request.ids)))
         made = self._made(request, sizes, out if is_final else None, threads)
-        return self._assemble(request, sizes, labels, made, out, distorted)
+        return self.assemble(request, sizes, labels, made, out, distorted)
 
     def _made(
         self, request: Request, sizes: list[Size], out: Images | Place | None = None, threads: int = 1
     ) -> Made:
         """Make the images of each view, and read their targets."""
         views, decoded = self._images_of(request, sizes, out, threads)
-        return self._made_of(request, views, decoded, threads)
+        return self.made_of(request, views, decoded, threads)
 
-    def _made_of(self, request: Request, views: list[View], decoded: Decoded, threads: int) -> Made:
+    def made_of(self, request: Request, views: list[View], decoded: Decoded, threads: int) -> Made:
         """Read the targets or captions of images."""
         values = decoded.values
         if self.split.texts:
@@ -261,35 +261,9 @@ class Fetcher:
             views = self.drawing.views(request, encoded.sizes, sizes)
             end_if_forked()  # a source and a crop may be the user's own
             decoded = self._decode(encoded, views, into, threads)
-            decoded.nbytes = sum(file.numel() for file in encoded.files)  # len() is Python code
-        self._run_python(encoded, views, decoded, out)
+            decoded.nbytes = encoded.nbytes
+        self.run_steps(encoded, views, decoded, out)
         return views, decoded
-
-    def finish(
-        self,
-        encoded: Encoded,
-        view: View,
-        decoded: Decoded,
-        labels: Tensor | None,
-        out: Tensor,
-        threads: int,
-        drawn_for: Request,
-    ) -> FetchResult:
-        """Do what comes after decoding, for images that were decoded together with others.
-
-        Args:
-            encoded: The samples.
-            view: What was drawn for them.
-            decoded: Its images, all of which are decoded.
-            labels: Their labels; None: they are read, if there are no targets.
-            out: Memory for the images: that of ``decoded`` without steps behind the decoder.
-            threads: Number of threads that read targets.
-            drawn_for: The request for which distortions are drawn.
-        """
-        views = [view]
-        self._run_python(encoded, views, decoded, out)
-        made = self._made_of(encoded.request, views, decoded, threads)
-        return self._assemble(encoded.request, [view.size], labels, made, out, drawn_for)
 
     def check_unchanged(self, request: Request) -> None:
         """Raise ShardError if a shard of the samples of a request has changed."""
@@ -486,8 +460,8 @@ class Fetcher:
 
     # 4. Run the steps in Python
 
-    def _run_python(self, encoded: Encoded, views: list[View], decoded: Decoded, out: Images | None) -> None:
-        """Replace the crops by what policies and the steps in Python make of them."""
+    def run_steps(self, encoded: Encoded, views: list[View], decoded: Decoded, out: Images | None) -> None:
+        """Replace the crops by what policies and the steps in Python make of them, and views by theirs."""
         split, groups = self.split, self.split.view_groups
         if split.is_decoded_only and not split.runs_python:
             return
@@ -583,7 +557,7 @@ class Fetcher:
 
     # 5. Assemble
 
-    def _assemble(
+    def assemble(
         self,
         request: Request,
         sizes: list[Size],
@@ -645,7 +619,7 @@ class Fetcher:
         if self.split.targets is None:
             return []
         values: list[Any] = [None] * len(ids)
-        is_good = decoded.status.numpy() == Status.OK
+        is_good = decoded.is_good
         if self.split.image is not None and not self.split.shares_box:
             for row, reason in unlike_first(views, self.split.image_names).items():
                 if is_good[row]:
@@ -672,7 +646,7 @@ class Fetcher:
     def _read_texts(self, request: Request, decoded: Decoded) -> list[Any]:
         """Read the captions of each decoded image, a ShardError for a broken one."""
         values: list[Any] = [None] * len(request.ids)
-        rows = (decoded.status.numpy() == Status.OK).nonzero()[0]
+        rows = decoded.is_good.nonzero()[0]
         for row, value in zip(rows.tolist(), self.read_texts(request.rows(rows)), strict=True):
             values[row] = value
         return values

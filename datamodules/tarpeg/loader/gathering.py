@@ -134,9 +134,9 @@ class GatheringFetcher(Fetcher):
         if len(rows):
             encoded = Encoded(request.rows(rows), files.tensors(rows.tolist()), known[rows])
             self._decode_rows(encoded, views, rows, decoded, threads)
-        made = self._made_of(request, views, decoded, threads)
+        made = self.made_of(request, views, decoded, threads)
         broken = [row for row, value in enumerate(made.values) if isinstance(value, ShardError)]
-        result = self._assemble(request, sizes, labels, made, None, distorted)
+        result = self.assemble(request, sizes, labels, made, None, distorted)
         pieces.rows = sorted({*rows.tolist(), *broken})
         result.gathered = pieces
         return result

@@ -24,6 +24,8 @@ from .resize_first import resizes_first
 
 # Of a pipeline, what each row has for itself, and what describes it.
 _OF_ROWS = ("crop", "flip", "head")
+# Of a split, what follows the steps of its pipelines.
+_ENDINGS = ("members", "decode", "targets")
 
 
 def groups_of(fetchers: Sequence[Fetcher]) -> list[list[Fetcher]]:
@@ -89,6 +91,17 @@ class _Labels(Labels):
         return ""
 
 
+def end_alike(fetchers: Sequence[Fetcher]) -> bool:
+    """Whether what follows the steps in Python is the same for all: their members, and targets.
+
+    Targets that the steps of one move are its own.
+    """
+    splits = [each.split for each in fetchers]
+    if splits[0].targets is not None and any(each.pipelines[0].moves_targets_in_python for each in splits):
+        return False
+    return all(_have_the_same(splits[0], each, _ENDINGS) for each in splits[1:])
+
+
 def _are_alike(one: Fetcher, other: Fetcher) -> bool:
     """Whether the rows of two sources are made by the same steps, apart from boxes and flips.
 
@@ -105,7 +118,7 @@ def _are_alike(one: Fetcher, other: Fetcher) -> bool:
     ]
     if any(has_own_steps) and not _is_same(*crops):
         return False
-    names = ["members", "decode", "targets"]
+    names = [*_ENDINGS]
     if any(split.image is not None for split in splits):
         names += ["image_names", "shares_box", "flip"]
         views = [split.pipelines for split in splits]
@@ -114,13 +127,14 @@ def _are_alike(one: Fetcher, other: Fetcher) -> bool:
             for one, other in zip(*views, strict=True)
         ):
             return False
-    return _have_the_same_steps(*pipelines) and all(
-        _is_same(getattr(splits[0], name), getattr(splits[1], name)) for name in names
-    )
+    return _have_the_same_steps(*pipelines) and _have_the_same(*splits, names)
 
 
 def _have_the_same_steps(one: Pipeline, other: Pipeline) -> bool:
-    names = [each.name for each in fields(Pipeline) if each.name not in _OF_ROWS]
+    return _have_the_same(one, other, [each.name for each in fields(Pipeline) if each.name not in _OF_ROWS])
+
+
+def _have_the_same(one: Any, other: Any, names: Sequence[str]) -> bool:
     return all(_is_same(getattr(one, name), getattr(other, name)) for name in names)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShardError, Status
+from ..sampling.crops import levels_of
 from ..sampling.geometry import Int32, View, joined
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
@@ -223,7 +224,12 @@ class ManyImages:
                     [files.files[place] for place in places.tolist()],
                     files.known[places],
                 )
-                table = np.concatenate([drawing.table(views[n], first, crops[n].crop) for n, first in tables])
+                table = np.concatenate(
+                    [
+                        drawing.table(views[n], first, levels_of(crops[n].crop, split.channels))
+                        for n, first in tables
+                    ]
+                )
                 view, flat = joined([views[number] for number in group]), images.flatten(0, -4)
                 parts.append((self.composer.decode(encoded, view, [flat], table, threads), places))
         decoded = outcome(files, count, by_size(out), parts)

@@ -45,14 +45,21 @@ class Answer:
     result: FetchResult
 
 
+class OriginMessage(TypedDict):
+    """An ``Origin``; arrays are bytes, those of integers in their order."""
+
+    numbers: list[bytes]
+    draws: bytes | None
+
+
 class RequestMessage(TypedDict):
-    """A ``Request`` without its views; arrays are bytes, those of ``Origin`` in their order."""
+    """A ``Request`` without its views; arrays are bytes."""
 
     epoch: int
     ids: bytes
     occurrence: bytes | None
     size: tuple[int, int] | None
-    origin: list[bytes] | None
+    origin: OriginMessage | None
 
 
 class JobMessage(TypedDict):
@@ -129,7 +136,7 @@ def _request_message(request: Request) -> RequestMessage:
         "ids": request.ids.tobytes(),
         "occurrence": None if occurrence is None else occurrence.tobytes(),
         "size": request.size,
-        "origin": None if request.origin is None else [column.tobytes() for column in request.origin],
+        "origin": None if request.origin is None else _origin_message(request.origin),
     }
 
 
@@ -141,7 +148,27 @@ def _request_of(message: RequestMessage) -> Request:
         ids=_numbers(message["ids"]),
         occurrence=None if occurrence is None else _numbers(occurrence),
         size=message["size"],
-        origin=None if origin is None else Origin(*map(_numbers, origin)),
+        origin=None if origin is None else _origin_of(origin),
+    )
+
+
+def _origin_message(origin: Origin) -> OriginMessage:
+    return {
+        "numbers": [column.tobytes() for column in origin[:4]],
+        "draws": None if origin.draws is None else origin.draws.tobytes(),
+    }
+
+
+def _origin_of(message: OriginMessage) -> Origin:
+    """Return the origin of a message."""
+    sources, epochs, ids, occurrence = map(_numbers, message["numbers"])
+    draws = message["draws"]
+    return Origin(
+        sources=sources,
+        epochs=epochs,
+        ids=ids,
+        occurrence=occurrence,
+        draws=None if draws is None else np.frombuffer(bytearray(draws)).reshape(len(ids), -1),
     )
 
 

@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 from ..sampling.mixing import Mixing
-from ..sampling.rng import Int64
+from ..sampling.rng import Float64, Int64, Numbered
 from ..sampling.sampler import EpochCounter, Origin, Request, Sampler
 from .batch import FetchResult
 from .buffers import Runner
 
 _ORDERS = 2  # epochs of a source whose order is kept: a batch may have the end of one and the next
 _AHEAD = 16  # batches whose samples are found by one call, which takes as long as that for one
+# Rows whose numbers are drawn by one call. After a batch the processor's caches no longer hold its code: by a
+# call for each batch, numbers of 64 rows take five times as long. Those of more rows do not fit into them.
+_DRAWN_AHEAD = 1024
 
 
 class _Epochs(EpochCounter):
@@ -36,7 +39,11 @@ class _Epochs(EpochCounter):
 
 
 class MixedFeed:
-    """Batches of a mixture for one rank: a ``Feed``."""
+    """Batches of a mixture for one rank: a ``Feed``.
+
+    Attributes:
+        draw: Draws the first numbers of views ahead; None: they are drawn with each batch.
+    """
 
     candidates: Int64 | None = None
     to_request = None
@@ -45,6 +52,7 @@ class MixedFeed:
         self, mixing: Mixing, orders: list[Sampler], rank: int, world: int, *, training: bool
     ) -> None:
         self.mixing, self._orders, self._rank, self._world = mixing, orders, rank, world
+        self.draw: Callable[[Numbered], Float64] | None = None
         self._offsets = np.cumsum([0, *(order.samples for order in orders)])
         self.epochs = _Epochs()
         # No closure over the feed: see ``IndexedFeed.results``.
@@ -76,7 +84,9 @@ class MixedFeed:
     ) -> Iterator[Request]:
         """Yield the requests from batch ``first`` of an epoch on, with the numbers over all sources."""
         part = self._rank, self._world
-        return _requests_of(self.mixing, self._orders, self._offsets, part, epoch, first, continues)
+        return _requests_of(
+            self.mixing, self._orders, self._offsets, part, self.draw, epoch, first, continues
+        )
 
     def results(self, fetcher: Any, runner: Runner, epoch: int, first: int) -> Iterator[FetchResult]:
         """Begin to fetch, at batch ``first`` of an epoch. Ends all results that were begun before."""
@@ -89,6 +99,7 @@ def _requests_of(
     orders: list[Sampler],
     offsets: Int64,
     part: tuple[int, int],
+    draw: Callable[[Numbered], Float64] | None,
     epoch: int,
     first: int,
     continues: Callable[[int], bool],
@@ -103,8 +114,14 @@ def _requests_of(
             for source, known in enumerate(drawn):
                 _fill(ids, again, places, np.where(sources == source, epochs, -1), orders[source], known)
             times, numbers = epochs - before[sources] + again, offsets[sources] + ids
+            together = _DRAWN_AHEAD // ids.shape[1]  # batches
+            draws: list[Float64 | None] = [None] * len(ids)
             for row in range(len(ids)):
-                origin = Origin(sources[row], epochs[row], ids[row], again[row])
+                if draw is not None and together > 1 and row % together == 0:
+                    rows = slice(row, row + together)
+                    numbered = Numbered(epochs[rows].ravel(), ids[rows].ravel(), again[rows].ravel())
+                    draws[rows] = np.split(draw(numbered), len(ids[rows]))
+                origin = Origin(sources[row], epochs[row], ids[row], again[row], draws[row])
                 yield Request(epoch, numbers[row], times[row], origin=origin)
         epoch, first = epoch + 1, 0
         if not continues(epoch):

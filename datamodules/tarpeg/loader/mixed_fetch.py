@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import Status
+from ..errors import ShardError
 from ..sampling.geometry import View, joined
-from ..sampling.rng import Int64
+from ..sampling.rng import Float64, Int64, Numbered
 from ..sampling.sampler import Request, runs_of
 from ..targets import moved
 from ..transforms.pipeline import Uncropped
@@ -34,7 +34,8 @@ from .batch import (
     empty_images,
 )
 from .fetch import OF_THE_RESULT, Fetcher, check_forks
-from .grouping import groups_of, together
+from .grouping import end_alike, groups_of, together
+from .mixed_drawing import MixedDrawing
 from .resize_first import resizes_first
 from .split import Split
 from .workers import end_if_forked
@@ -71,6 +72,7 @@ class MixedFetcher:
             pixels = PixelFormat(moves=pixels.worker_augment if pixels.distorts else None)
         self._groups = [each.with_pixels(pixels) for each in self._whole]
         self._common = _common_of(self.fetchers, self._groups) if len(groups) > 1 else None
+        self._end_alike = end_alike(self._groups)
 
     def with_pixels(self, pixels: PixelFormat) -> MixedFetcher:
         """Return a fetcher of images in another format."""
@@ -79,6 +81,12 @@ class MixedFetcher:
     def where(self, id: int) -> str:
         """Describe a sample of which the source is not known."""
         return f"sample {id} of one of the sources of the mixture"
+
+    def ahead(self) -> Callable[[Numbered], Float64] | None:
+        """Return what draws the first numbers of the views of all rows; None if groups draw by themselves."""
+        fetcher = self._groups[0] if len(self._groups) == 1 else self._common
+        drawing = None if fetcher is None else fetcher.drawing
+        return drawing.ahead() if isinstance(drawing, MixedDrawing) else None
 
     @property
     def groups(self) -> list[list[int]]:
@@ -99,22 +107,21 @@ class MixedFetcher:
 
     def shape(self, request: Request) -> Shape:
         """Shape of the images."""
-        parts = self._split(request)
-        shape: Any = self._groups[parts[0].group].shape(parts[0].request)
-        return shape if len(parts) == 1 else (len(request.ids), *shape[1:])
+        assert request.origin is not None
+        return self._groups[int(self._group_of[request.origin.sources[0]])].shape(request)
 
     def views_of(self, request: Request) -> list[View]:
         """Draw the view of a batch from the sizes of its images, which the indexes have: none is read."""
         views = []
         for part in self._split(request):
-            views += self._groups[part.group].views_of(part.request)
+            views += self._groups[part.group].views_of(self._request_of(part, request))
         return views if len(self._groups) == 1 else [joined(views)]
 
     def read_texts(self, request: Request) -> list[Any]:
         """Read the captions of samples, see ``Fetcher.read_texts``."""
         found: list[Any] = []
         for part in self._split(request):
-            found += self._groups[part.group].read_texts(part.request)
+            found += self._groups[part.group].read_texts(self._request_of(part, request))
         return found
 
     def nbytes(self, count: int) -> int:
@@ -131,10 +138,13 @@ class MixedFetcher:
         self, request: Request, out: Images | Callable[[Shape], Images], threads: int = 1
     ) -> FetchResult:
         """Fetch the rows of each group; the first error is that of the batch."""
-        groups = self._split(request)
-        if len(groups) == 1:
-            (part,) = groups
-            result = self._whole[part.group].fetch(part.request, out, threads, request)
+        if len(self._whole) == 1:
+            return self._whole[0].fetch(request, out, threads)
+        parts = self._split(request)
+        if len(parts) == 1:
+            (part,) = parts
+            own = self._request_of(part, request)
+            result = self._whole[part.group].fetch(own, out, threads, request)
             views = () if result.request is None else result.request.views
             result.request = request._replace(views=views)
             return result
@@ -143,55 +153,47 @@ class MixedFetcher:
         augment, into = self.pixels.worker_augment, images
         if augment is not None:
             into = empty_images(shape, self._groups[0].dtype)
-        known = self._decoded_together(request, groups, into, threads)
-        results = []
-        for number, part in enumerate(groups):
-            done = known[number]
-            if done is not None:
-                results.append(done)
+        results = self._decoded_together(request, parts, into, threads)
+        for part in parts:
+            if any(rows.start <= part.rows.start < rows.stop for rows, _ in results):
                 continue
-            drawn_for = request.rows(_numbers(part.rows))
-            result = self._groups[part.group].fetch(part.request, into[part.rows], threads, drawn_for)
+            drawn_for, own = request.rows(part.rows), self._request_of(part, request)
+            result = self._groups[part.group].fetch(own, into[part.rows], threads, drawn_for)
             if result.error is not None:
                 return FetchResult(error=result.error, notes=result.notes, request=request)
-            results.append(result)
+            results.append((part.rows, result))
+        results.sort(key=lambda each: each[0].start)
         if augment is not None:
             distorted = request if self.pixels.distorts else None
             augment_in_worker(augment, [into], self.seed, distorted, images, [[0]])
-        return _joined_results(request, [part.rows for part in groups], images, results)
+        return _joined_results(request, images, results)
 
     def _split(self, request: Request) -> list[_Part]:
-        """Return what is fetched of each group."""
-        origin = request.origin
-        assert origin is not None
-        groups = self._group_of[origin.sources]
-        first = int(groups[0])
-        if first == groups[-1]:  # sources, and with them groups, come in their order
-            return [_Part(first, slice(0, len(groups)), self._own(request, first))]
-        found = []
-        for rows in runs_of(groups):
-            group = int(groups[rows.start])
-            found.append(_Part(group, rows, self._own(request.rows(_numbers(rows)), group)))
-        return found
+        """Return the rows of each group."""
+        assert request.origin is not None
+        groups = self._group_of[request.origin.sources]
+        return [_Part(int(groups[rows.start]), rows) for rows in runs_of(groups)]
 
-    def _own(self, request: Request, group: int) -> Request:
-        """Return a request for samples of one group with its own numbers."""
-        origin, first = request.origin, self._first_of[group]
+    def _request_of(self, part: _Part, request: Request) -> Request:
+        """Return a request for the rows of one group with its own numbers."""
+        if part.rows != slice(0, len(request.ids)):
+            request = request.rows(part.rows)
+        origin, first = request.origin, self._first_of[part.group]
         if not first:
             return request
         assert origin is not None
         origin = origin._replace(sources=origin.sources - first)
-        return request._replace(ids=request.ids - self._offsets[group], origin=origin)
+        return request._replace(ids=request.ids - self._offsets[part.group], origin=origin)
 
     def _decoded_together(
-        self, request: Request, groups: list[_Part], out: Tensor, threads: int
-    ) -> list[FetchResult | None]:
+        self, request: Request, parts: list[_Part], out: Tensor, threads: int
+    ) -> list[tuple[slice, FetchResult]]:
         """Read, draw and decode the images of all groups by one call each.
 
         Returns:
-            A result for each group; None for one that has images which the decoder does not make.
+            Results of rows, without those that have images which the decoder does not make.
         """
-        found: list[FetchResult | None] = [None] * len(groups)
+        found: list[tuple[slice, FetchResult]] = []
         common = self._common
         if common is None:
             return found
@@ -204,31 +206,59 @@ class MixedFetcher:
             size = int(out.shape[-2]), int(out.shape[-1])
             (view,) = common.draw_views(request, encoded.sizes, [size])
             end_if_forked()  # a source and a crop may be the user's own
-            crops = [self._groups[part.group].crops_in(out[part.rows], size) for part in groups]
+            crops = [self._groups[part.group].crops_in(out[part.rows], size) for part in parts]
             places = common.drawing.places([view], [0], request)
             _, status = common.resize(size, encoded.files, view.boxes, view.flips, crops, threads, places)
             check_forks(process)
-            is_broken = status.numpy() != Status.OK
-            for number, part in enumerate(groups):
-                rows, where = _numbers(part.rows), part.rows
-                if is_broken[where].any():
-                    continue
-                own = Encoded(part.request, encoded.files[where], encoded.sizes[where])
-                decoded = Decoded([crops[number]], status[where], nbytes=sum(map(len, own.files)))
-                found[number] = self._groups[part.group].finish(
-                    own,
-                    view.rows(rows),
-                    decoded,
-                    None if labels is None else labels[where],
-                    out[where],
-                    threads,
-                    request.rows(rows),
-                )
+            is_good = Decoded([out], status).is_good
+            if self._end_alike and is_good.all():
+                self._run_steps(request, parts, encoded, view, crops, status, out)
                 check_forks(process)
+                decoded = Decoded([out], status, nbytes=encoded.nbytes)
+                made = common.made_of(request, [view], decoded, threads)
+                if any(isinstance(value, ShardError) for value in made.values):
+                    return []  # another sample goes through the steps of its source
+                result = common.assemble(request, [size], labels, made, out, request)
+                found = [(slice(0, len(view)), result)]
+                check_forks(process)
+            else:
+                for part, crop in zip(parts, crops, strict=True):
+                    where = part.rows
+                    if not is_good[where].all():
+                        continue
+                    fetcher, views = self._groups[part.group], [view.rows(_numbers(where))]
+                    own = Encoded(self._request_of(part, request), encoded.files[where], encoded.sizes[where])
+                    decoded = Decoded([crop], status[where], nbytes=own.nbytes)
+                    fetcher.run_steps(own, views, decoded, out[where])
+                    given = None if labels is None else labels[where]
+                    drawn_for = request.rows(where)
+                    made = fetcher.made_of(own.request, views, decoded, threads)
+                    result = fetcher.assemble(own.request, [size], given, made, out[where], drawn_for)
+                    found.append((where, result))
+                    check_forks(process)
             common.check_unchanged(request)
         except OF_THE_RESULT:  # which the fetcher of its source returns, with the sample
-            return [None] * len(groups)
+            return []
         return found
+
+    def _run_steps(
+        self,
+        request: Request,
+        parts: list[_Part],
+        encoded: Encoded,
+        view: View,
+        crops: list[Tensor],
+        status: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Run the steps of each group on its crops, all of which are decoded; puts its rows of the view."""
+        for part, crop in zip(parts, crops, strict=True):
+            fetcher, where = self._groups[part.group], part.rows
+            if not fetcher.split.is_decoded_only:
+                samples = Encoded(self._request_of(part, request), encoded.files[where], encoded.sizes[where])
+                own = [view.rows(_numbers(where))]
+                fetcher.run_steps(samples, own, Decoded([crop], status[where]), out[where])
+                view.put(where, own[0])
 
 
 class _Part(NamedTuple):
@@ -237,12 +267,10 @@ class _Part(NamedTuple):
     Attributes:
         group: Number of the group.
         rows: In the batch.
-        request: With the numbers over all sources of the group.
     """
 
     group: int
     rows: slice
-    request: Request
 
 
 def _numbers(rows: slice) -> Int64:
@@ -262,10 +290,9 @@ def _common_of(fetchers: list[Fetcher], groups: list[Fetcher]) -> Fetcher | None
     return together(fetchers).with_pixels(first.pixels)
 
 
-def _joined_results(
-    request: Request, rows: list[slice], images: Tensor, results: list[FetchResult]
-) -> FetchResult:
-    """Return the result of a batch from those of its parts."""
+def _joined_results(request: Request, images: Tensor, parts: list[tuple[slice, FetchResult]]) -> FetchResult:
+    """Return the result of a batch from those of its rows."""
+    results = [result for _, result in parts]
     views = [view for result in results if result.request is not None for view in result.request.views]
     view = joined(views)
     found = FetchResult(
@@ -274,7 +301,7 @@ def _joined_results(
     )
     notes: list[str] = []
     left_out: list[int] = []
-    for result, where in zip(results, rows, strict=True):
+    for where, result in parts:
         found.substituted += result.substituted
         found.nbytes += result.nbytes
         notes += result.notes
@@ -286,6 +313,8 @@ def _joined_results(
 
 def _joined_batch(images: Tensor, batches: list[Any]) -> Any:
     """Return the batch of several parts, of which all are of one class."""
+    if len(batches) == 1:
+        return batches[0]._replace(image=images)
     if isinstance(batches[0], TARGET_BATCHES):
         return TargetBatch(images, [moved.joined([batch.targets[0] for batch in batches])])
     label = torch.cat([batch.label for batch in batches])

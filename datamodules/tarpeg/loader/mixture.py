@@ -246,6 +246,7 @@ class MixtureLoader(Loader):
 
         fetchers = [fetcher for _, fetcher in self._sources.values()]
         fetcher = MixedFetcher(fetchers, self.split, config.seed)
+        self._mixed.draw = fetcher.ahead()
         self._check_images(fetcher.groups)
         return self._mixed, fetcher
 

@@ -108,10 +108,11 @@ class PythonSteps:
         carried: list[Any] = [None] * len(encoded.files)
         if self.carrier is not None:
             decoded.carried[number] = carried
+        codes = decoded.status.tolist()
         with own_generators() as seed_all:
             for row, (id, draw) in enumerate(zip(request.ids.tolist(), draws.tolist(), strict=True)):
                 value = None if self.carrier is None or decoded.values is None else decoded.values[row]
-                if decoded.status[row] != Status.OK or isinstance(value, ShardError):
+                if codes[row] != Status.OK or isinstance(value, ShardError):
                     continue
                 steps, where = pipeline.python, partial(where_of, self.source, id)
                 mark_sample(self.source, id)
@@ -181,7 +182,7 @@ class PythonSteps:
         is_small = small_rows(pipeline, encoded)
         if is_small is None:
             return
-        rows = (is_small & (decoded.status.numpy() == Status.OK)).nonzero()[0]
+        rows = (is_small & decoded.is_good).nonzero()[0]
         if not len(rows):
             return
         whole = replace(pipeline, python=pipeline.uncropped, policies=(), least=None)

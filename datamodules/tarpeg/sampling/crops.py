@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex
 
 import numpy as np
@@ -117,20 +118,28 @@ class RandomResizedCrop:
         for name in ("scale", "ratio"):
             object.__setattr__(self, name, _range(name, getattr(self, name)))
 
+    @cached_property
+    def _logarithms(self) -> tuple[float, float]:
+        low, high = self.ratio
+        return math.log(low), math.log(high)
+
     def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike) -> Int32:
         """Boxes, int32 [B, 4], from upright image sizes [B, 2] and uniform numbers float [B, 22]."""
         image, uniforms = _checked(sizes, draws, self.draws)
         height, width = image[:, :1], image[:, 1:]
         low, high = self.scale
         areas = (height * width) * (low + uniforms[:, : self.tries] * (high - low))
-        low, high = (math.log(bound) for bound in self.ratio)
+        low, high = self._logarithms
         ratios = np.exp(low + uniforms[:, self.tries : 2 * self.tries] * (high - low))
         # Of a few rows the number of calls is the cost: heights and widths are one array.
         sides = np.empty((2, *areas.shape))
         np.divide(areas, ratios, out=sides[0])
         np.multiply(areas, ratios, out=sides[1])
         np.rint(np.sqrt(sides, out=sides), out=sides)
-        fits = np.logical_and.reduce((sides >= 1) & (sides <= image.T[:, :, None]), axis=0)
+        inside = sides <= image.T[:, :, None]
+        fits = inside[0] & inside[1]
+        if sides.min(initial=1) < 1:
+            fits &= (sides >= 1).all(axis=0)
         rows, first = np.arange(len(fits)), fits.argmax(axis=1)
         size = sides[:, rows, first].T.astype(np.int64)
         found = fits[rows, first]
@@ -245,7 +254,10 @@ class RandomCrop:
         image, uniforms = _checked(sizes, draws, self.draws)
         if self.padding is not None or self.pad_if_needed:
             return self._padded(np.asarray(sizes), image, uniforms)
-        size = _fitted(image, np.array(self.size), self.size)
+        size = np.array(self.size)
+        if (size <= image).all():  # mostly
+            return _joined(_placed(image, size, uniforms), size)
+        size = _fitted(image, size, self.size)
         if not self.enlarge_if_needed:
             self._refuse_small(np.asarray(sizes), size)
         return _joined(_placed(image, size, uniforms), size)
@@ -318,10 +330,10 @@ class CenterCrop:
         image, _ = _checked(sizes, draws, self.draws)
         wanted = np.array(self.size)
         if self.shorter is not None:
-            wanted = _divided(wanted * image.min(axis=1, keepdims=True), self.shorter)
+            wanted = _divided(wanted * np.minimum(image[:, :1], image[:, 1:]), self.shorter)
         size = _fitted(image, wanted, self.size)
         # torchvision's center_crop rounds half to even; so do we, to take the same pixels.
-        return _joined(np.rint((image - size) / 2).astype(np.int64), size)
+        return _joined(np.rint((image - size) / 2), size)
 
 
 @dataclass(frozen=True)
@@ -494,8 +506,9 @@ def _placed(image: Int64, size: Int64, uniforms: Float64) -> Int64:
     return place
 
 
-def _joined(place: Int64, size: Int64) -> Int32:
-    boxes = np.empty((len(size), 4), np.int32)
+def _joined(place: Int64 | Float64, size: Int64) -> Int32:
+    """Boxes [B, 4] of places in whole pixels, [B, 2], and of a size for each or for all."""
+    boxes = np.empty((len(place), 4), np.int32)
     boxes[:, :2] = place
     boxes[:, 2:] = size
     return boxes

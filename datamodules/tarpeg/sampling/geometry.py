@@ -100,20 +100,22 @@ class View:
         """Return a view in which each part is a row of its own."""
         return replace(self, batch_rows=None, samples=None, is_pasted=False)
 
-    def put(self, row: int, other: View) -> None:
-        """Overwrite one row's size, box, flip, place and affine by those of the only row of ``other``."""
+    def put(self, row: int | slice, other: View) -> None:
+        """Overwrite size, box, flip, place and affine of one row, or of several, by those of ``other``."""
         if self.batch_rows is not None:
+            assert isinstance(row, int)
             self._put_parts(row, other)
             return
-        self.sizes[row], self.boxes[row], self.flips[row] = other.sizes[0], other.boxes[0], other.flips[0]
+        rows = slice(row, row + 1) if isinstance(row, int) else row
+        self.sizes[rows], self.boxes[rows], self.flips[rows] = other.sizes, other.boxes, other.flips
         if self.places is None and other.places is not None:
             object.__setattr__(self, "places", self.all_places)
         if self.places is not None:
-            self.places[row] = other.all_places[0]
+            self.places[rows] = other.all_places
         if self.affine is None and other.affine is not None:
             object.__setattr__(self, "affine", np.tile(np.eye(2, 3), (len(self), 1, 1)))
         if self.affine is not None:
-            self.affine[row] = np.eye(2, 3) if other.affine is None else other.affine[0]
+            self.affine[rows] = np.eye(2, 3) if other.affine is None else other.affine
 
     def _put_parts(self, row: int, other: View) -> None:
         assert self.batch_rows is not None
@@ -251,7 +253,9 @@ class View:
         flips = self.flips[places]
         moved[:, 0::2] = np.where(flips[:, None], parts[..., :1] - moved[:, 2::-2], moved[:, 0::2])
         if self.places is not None:
-            moved += np.tile(self.places[places, 1::-1], 2)
+            corners = self.places[places, 1::-1]
+            moved[:, :2] += corners
+            moved[:, 2:] += corners
         if self.drops_by_centre:
             centre = (given[:, :2] + given[:, 2:]) / 2
             is_cut = (crops[:, 2:] != self.sizes[places]).any(axis=1)

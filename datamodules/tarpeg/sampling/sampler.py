@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -31,9 +31,14 @@ _TOLERANCE = 1e-9
 
 def runs_of(*columns: Int64) -> list[slice]:
     """Return the rows that follow each other with equal numbers in all columns, int64 ``[B]`` each."""
-    is_other = functools.reduce(np.logical_or, [column[1:] != column[:-1] for column in columns])
-    ends = [*(np.flatnonzero(is_other) + 1).tolist(), len(columns[0])]
-    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]
+    found, begin = [], 0
+    # Not by numpy: after a batch the processor's caches no longer hold its code, and this is in them.
+    numbers = [column.tolist() for column in columns]
+    for _, rows in itertools.groupby(zip(*numbers, strict=True) if len(numbers) > 1 else numbers[0]):
+        end = begin + len(list(rows))
+        found.append(slice(begin, end))
+        begin = end
+    return found
 
 
 class Origin(NamedTuple):
@@ -44,16 +49,25 @@ class Origin(NamedTuple):
         epochs: Epoch of its source, int64 ``[B]``.
         ids: Its number in its source, int64 ``[B]``.
         occurrence: How often it came before in that epoch, int64 ``[B]``.
+        draws: The first numbers of its view, float64 ``[B, n]``, if they were drawn with those of the batches
+            that follow; None: not.
     """
 
     sources: Int64
     epochs: Int64
     ids: Int64
     occurrence: Int64
+    draws: Float64 | None = None
 
-    def rows(self, rows: Int64) -> Origin:
+    def rows(self, rows: Int64 | slice) -> Origin:
         """Return that of some of the samples."""
-        return Origin(*(column[rows] for column in self))
+        return Origin(
+            sources=self.sources[rows],
+            epochs=self.epochs[rows],
+            ids=self.ids[rows],
+            occurrence=self.occurrence[rows],
+            draws=None if self.draws is None else self.draws[rows],
+        )
 
     def runs(self) -> list[tuple[slice, int, int]]:
         """Return rows that follow each other with one source and one epoch of it, which are beside them."""
@@ -82,14 +96,14 @@ class Request(NamedTuple):
     size: tuple[int, int] | None = None
     origin: Origin | None = None
 
-    def rows(self, rows: npt.ArrayLike) -> Request:
+    def rows(self, rows: npt.ArrayLike | slice) -> Request:
         """Return the request for some of the samples, by their places in ``ids``."""
-        chosen = np.asarray(rows, np.int64)
+        chosen: Any = rows if isinstance(rows, slice) else np.asarray(rows, np.int64)
         return Request(
             epoch=self.epoch,
             ids=self.ids[chosen],
             occurrence=None if self.occurrence is None else self.occurrence[chosen],
-            views=tuple(view.rows(chosen) for view in self.views),
+            views=tuple(view.rows(np.arange(len(self.ids))[chosen]) for view in self.views),
             size=self.size,
             origin=None if self.origin is None else self.origin.rows(chosen),
         )

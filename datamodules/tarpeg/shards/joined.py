@@ -69,6 +69,8 @@ class Joined(Source):
         return self.parts[part].extensions(int(own[0]))
 
     def images(self, ids: npt.ArrayLike) -> list[Tensor]:  # noqa: D102
+        if self._whole is not None:
+            return self._whole.images(ids)
         return [image for source, own in self._readers(ids) for image in source.images(own)]
 
     def member_images(self, ids: npt.ArrayLike, extension: str) -> list[Tensor | None]:  # noqa: D102
