@@ -376,6 +376,19 @@ def test_a_shard_that_loses_all_its_samples(shard_of, tmp_path, cache):
     )
 
 
+@pytest.mark.parametrize("layout", [{"samples_per_shard": 2}, {"bytes_per_shard": 9000}, {"shuffle": True}])
+def test_a_layout_never_mixes_shards_of_two_splits(shard_of, tmp_path, cache, layout):
+    folder = tmp_path / "both"
+    folder.mkdir()
+    for number, name in enumerate(("train-000000.tar", "val-000000.tar")):
+        shard_of(*map(sample, range(3 * number, 3 * number + 3)), name=name).rename(folder / name)
+    with pytest.raises(ShardError, match=r"source=.*2 splits.*train-\*\.tar.* or .*val-\*\.tar"):
+        build(folder, cache, layout=Layout(**layout))
+    assert build(f"{folder}/train-*.tar", cache, layout=Layout(**layout)).samples == 3
+    assert build(f"{folder}/*.tar", tmp_path / "all", layout=Layout(**layout)).samples == 6
+    assert build(folder, tmp_path / "copies").shards == 2, "shards that keep their names are not mixed"
+
+
 def test_an_image_that_readers_would_overlook_is_an_error(shard_of, cache):
     path = shard_of([("k.jpg", jpeg("420", 64, 80)), ("k.png", b"mask")])
     with pytest.raises(CacheError, match=r"key 'k'.*'ppm'.*'png'"):

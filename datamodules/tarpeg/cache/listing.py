@@ -15,9 +15,9 @@ from typing import Protocol
 from ..errors import CacheError, ShardError, warn
 from ..shards.classes import classes_beside
 from ..shards.folder import Folder
-from ..shards.paths import Paths, parts_of
+from ..shards.paths import Paths, expand, parts_of, refuse_several_splits
 from ..shards.pillow import IMAGE_EXTENSIONS
-from ..shards.urls import URL
+from ..shards.urls import URL, file_name
 from .layout import Assignment, Layout, assign_copies, assign_files, assign_samples, index_shards
 from .sources import Source, SourceShard, list_source
 
@@ -100,7 +100,21 @@ class ShardListing:
     def assign(self, layout: Layout) -> tuple[Assignment | None, list[object]]:
         """Return a copy of each shard, None if they are cut or shuffled, and what identifies them."""
         is_resharded = layout.is_cut or layout.shuffle
+        if is_resharded:
+            self._refuse_mixing()
         return None if is_resharded else assign_copies(self.shards), [one.identity for one in self.shards]
+
+    def _refuse_mixing(self) -> None:
+        """Raise ShardError for a folder with shards of several splits, which new shards would mix."""
+        parts = parts_of(self.source)
+        for part in parts:
+            names: list[str] = []
+            if not URL.match(part):
+                is_folder = Path(part).expanduser().is_dir()
+                names = [path.name for path in expand(part)] if is_folder else []
+            elif len(parts) == 1 and not part.endswith(".tar") and not set(part) & set("*?[{"):
+                names = [file_name(one.location) for one in self.shards]
+            refuse_several_splits(part, names, "source")
 
     def assign_by_index(
         self, layout: Layout, folder: Path, pool: Executor, on_abandon: Callable[[], None]

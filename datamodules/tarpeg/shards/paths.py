@@ -55,12 +55,13 @@ def expand(source: Paths, *, is_split: bool = False) -> list[Path]:
     return paths
 
 
-def refuse_several_splits(folder: str, names: Iterable[str]) -> None:
+def refuse_several_splits(folder: str, names: Iterable[str], argument: str = "shards") -> None:
     """Raise ShardError if the names of a folder's shards are those of several splits, as train-* and val-*.
 
     Args:
         folder: The folder, or its URL.
         names: Names of its shards.
+        argument: That was given it.
     """
     given = public_url(folder) if is_url(folder) else folder
     place = given.rstrip("/") if is_url(folder) else str(Path(folder).expanduser())
@@ -71,7 +72,7 @@ def refuse_several_splits(folder: str, names: Iterable[str]) -> None:
             patterns.setdefault(_SPLITS[found[1].lower()], f"{place}/{beginning}*.tar")
     if len(patterns) > 1:
         raise ShardError(
-            f"shards={given!r} is a folder with shards of {len(patterns)} "
+            f"{argument}={given!r} is a folder with shards of {len(patterns)} "
             f"splits, by their names: give {' or '.join(map(repr, patterns.values()))}; for all of them "
             f"together {f'{place}/*.tar'!r}."
         )
