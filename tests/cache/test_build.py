@@ -227,7 +227,8 @@ def test_a_finished_cache_of_another_codec_is_only_replaced_if_asked(source, cac
     for name in ("more/x.tar", "c.tar.gz", "d.TGZ", "e.jpg", "notes.txt", "b.tarpeg.index", ".old/x.tar"):
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).touch()
-    report = build(source, cache, Tiled(tile=16))
+    with pytest.warns(UserWarning, match=r"1 of the 2 shards of its source are gone, such as .*a\.tar"):
+        report = build(source, cache, Tiled(tile=16))
     assert report.left_out == {"folders beside the shards": 1, ".gz": 1, ".tgz": 1, ".jpg": 1}
     assert report.built == 0
     assert set(contents(cache)) == {"b.tar", "b.idx", "b.tarpeg.sizes", "manifest.json"}

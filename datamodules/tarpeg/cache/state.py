@@ -102,6 +102,12 @@ def start_build(
                     Setting("build_cache", "replace", True),
                 )
             )
+        gone = [] if manifest is None or replace else _gone(held, source)
+        if gone:
+            warn(
+                f"{folder}: {len(gone)} of the {len(held)} shards of its source are gone, such as {gone[0]}. "
+                "Their samples leave the cache"
+            )
         requested = job.describe_codec(codec)
         if not replace and manifest is not None and manifest.codec != requested:
             raise CacheError(
@@ -163,6 +169,13 @@ def _lost(held: list[object], source: list[object], is_finished: bool) -> str:
     if lost and len(lost) == len(held):
         return lost[0]
     return next(existing, "") if is_finished else ""
+
+
+def _gone(held: list[object], source: list[object]) -> list[str]:
+    """Return the parts of a recorded source that are neither in `source` nor exist; of URLs none."""
+    parts = set(map(_place, source))
+    places = sorted(place for place in map(_place, held) if place not in parts)
+    return [place for place in places if not is_url(place) and not os.path.lexists(place)]
 
 
 def _place(part: object) -> str:
