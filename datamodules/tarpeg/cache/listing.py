@@ -17,7 +17,7 @@ from ..shards.classes import classes_beside
 from ..shards.folder import Folder
 from ..shards.paths import Paths, expand, parts_of, refuse_several_splits
 from ..shards.pillow import IMAGE_EXTENSIONS
-from ..shards.urls import URL, file_name
+from ..shards.urls import URL, file_name, is_pattern
 from .layout import Assignment, Layout, assign_copies, assign_files, assign_samples, index_shards
 from .sources import Source, SourceShard, list_source
 
@@ -112,7 +112,7 @@ class ShardListing:
             if not URL.match(part):
                 is_folder = Path(part).expanduser().is_dir()
                 names = [path.name for path in expand(part)] if is_folder else []
-            elif len(parts) == 1 and not part.endswith(".tar") and not set(part) & set("*?[{"):
+            elif len(parts) == 1 and not part.endswith(".tar") and not is_pattern(part.rstrip("/")):
                 names = [file_name(one.location) for one in self.shards]
             refuse_several_splits(part, names, "source")
 

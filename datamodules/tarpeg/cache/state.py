@@ -102,12 +102,6 @@ def start_build(
                     Setting("build_cache", "replace", True),
                 )
             )
-        gone = [] if manifest is None or replace else _gone(held, source)
-        if gone:
-            warn(
-                f"{folder}: {len(gone)} of the {len(held)} shards of its source are gone, such as {gone[0]}. "
-                "Their samples leave the cache"
-            )
         requested = job.describe_codec(codec)
         if not replace and manifest is not None and manifest.codec != requested:
             raise CacheError(
@@ -116,6 +110,12 @@ def start_build(
                     f"build is {_shown(requested)}: choose another folder, delete this one, or build with ",
                     Setting("build_cache", "replace", True),
                 )
+            )
+        gone = [place for place in _dropped(held, source) if not _may_exist(place)]
+        if gone and manifest is not None and not replace:
+            warn(
+                f"{folder}: {len(gone)} of the {len(held)} shards of its source are gone, such as {gone[0]}. "
+                "Their samples leave the cache"
             )
         building.mkdir(exist_ok=True)
         write_json(recorded, source)
@@ -163,19 +163,21 @@ def _lost(held: list[object], source: list[object], is_finished: bool) -> str:
         # Early versions recorded neither split nor seed.
         other = [f"{name}={old[name]!r}" for name in _OPTIONS if name in old and old[name] != new.get(name)]
         return f"{_place(old)} with {', '.join(other)}" if other else ""
-    parts = set(map(_place, source))
-    lost = sorted(place for place in map(_place, held) if place not in parts)
-    existing = (place for place in lost if is_url(place) or os.path.lexists(place))
+    lost = _dropped(held, source)
     if lost and len(lost) == len(held):
         return lost[0]
-    return next(existing, "") if is_finished else ""
+    return next(filter(_may_exist, lost), "") if is_finished else ""
 
 
-def _gone(held: list[object], source: list[object]) -> list[str]:
-    """Return the parts of a recorded source that are neither in `source` nor exist; of URLs none."""
+def _dropped(held: list[object], source: list[object]) -> list[str]:
+    """Return the places of a recorded source that are not in `source`."""
     parts = set(map(_place, source))
-    places = sorted(place for place in map(_place, held) if place not in parts)
-    return [place for place in places if not is_url(place) and not os.path.lexists(place)]
+    return sorted(place for place in map(_place, held) if place not in parts)
+
+
+def _may_exist(place: str) -> bool:
+    """Whether there is a file or folder; of a URL it is not known."""
+    return is_url(place) or os.path.lexists(place)
 
 
 def _place(part: object) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..augment.mixing import Mix
 from ..augment.module import Augment
 from ..sampling import rng
 from ..sampling.geometry import View
@@ -43,10 +44,10 @@ def modules_of(augment: nn.Module | None) -> list[nn.Module]:
     return list(augment) if isinstance(augment, nn.ModuleList) else [augment]
 
 
-def mixes_labels(augment: nn.Module | None) -> bool:
-    """Whether one of the modules mixes images and labels."""
+def mixes_of(augment: nn.Module | None) -> list[Mix]:
+    """Return what mixes images and labels in the modules of ``augment``."""
     plain = (module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment))
-    return any(module.mix is not None for module in plain)
+    return [module.mix for module in plain if module.mix is not None]
 
 
 def contains_augment(augment: nn.Module | None) -> bool:

@@ -16,7 +16,6 @@ from torch import nn
 
 from ..augment.distortions import Affine
 from ..augment.geometry import may_move
-from ..augment.mixing import Mix
 from ..augment.module import Augment
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
@@ -28,7 +27,7 @@ from ..targets.instances import InstanceMasks
 from ..targets.maps import FloatMap
 from ..targets.masks import Masks
 from ..targets.protocols import by_name
-from .augmenting import contains_augment, modules_of, uncompiled
+from .augmenting import contains_augment, mixes_of, modules_of, uncompiled
 from .carried import check_carried
 from .split import Split
 
@@ -200,15 +199,9 @@ def check_split(name: str, split: Split, augment: nn.Module | None, *, training:
             )
 
 
-def _mixes(augment: nn.Module | None) -> list[Mix]:
-    """Return what mixes images and labels in the modules of ``augment``."""
-    plain = (module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment))
-    return [module.mix for module in plain if module.mix is not None]
-
-
 def _check_mix(name: str, split: Split, augment: nn.Module | None) -> None:
     """Raise ValueError if ``augment`` would mix images or labels that cannot be mixed."""
-    mixes = _mixes(augment)
+    mixes = mixes_of(augment)
     if not mixes:
         return
     mixing = f"augment= mixes images and labels, mix={mixes[0]!r}, but {name} has"
@@ -297,7 +290,7 @@ def check_transform_result(name: str, fetcher: Any, augment: nn.Module | None) -
 def check_mixed_labels(name: str, fetcher: Any, augment: nn.Module | None) -> None:
     """Raise ValueError if ``augment`` would mix labels of a split that cannot be mixed."""
     form = None if fetcher.labels is None else fetcher.labels.form
-    mixes = _mixes(augment)
+    mixes = mixes_of(augment)
     if form is None or not mixes or form.kind in ("integer", "class"):
         return
     if form.kind == "number":

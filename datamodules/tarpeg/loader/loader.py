@@ -22,7 +22,7 @@ from ..shards.source import Source
 from ..transforms.pixels import PixelFormat
 from ..transforms.results import TransformError, shortened
 from .arrivals import IGNORED, Arrivals, GatheredImages, masked
-from .augmenting import augment_on_arrival, mixes_labels, moving, pixels_of
+from .augmenting import augment_on_arrival, mixes_of, moving, pixels_of
 from .batch import (
     TARGET_BATCHES,
     AnyBatch,
@@ -541,7 +541,7 @@ class Loader:
         """Whether a damaged image cannot be taken out of the loss by its label alone."""
         if not self.training or not self.config.max_bad or isinstance(batch, (*TARGET_BATCHES, ExtraBatch)):
             return True
-        return batch.label.is_floating_point() or mixes_labels(augment)
+        return batch.label.is_floating_point() or bool(mixes_of(augment))
 
     def _fetched_again(self, gathered: GatheredImages) -> AnyBatch:
         """Fetch a batch in this process, with its pixels: as with ``decode="cpu"``, substitutes included."""

@@ -210,12 +210,12 @@ class MixedFetcher:
             places = common.drawing.places([view], [0], request)
             _, status = common.resize(size, encoded.files, view.boxes, view.flips, crops, threads, places)
             check_forks(process)
-            is_good = Decoded([out], status).is_good
+            whole = Decoded([out], status, nbytes=encoded.nbytes)
+            is_good = whole.is_good
             if self._end_alike and is_good.all():
                 self._run_steps(request, parts, encoded, view, crops, status, out)
                 check_forks(process)
-                decoded = Decoded([out], status, nbytes=encoded.nbytes)
-                made = common.made_of(request, [view], decoded, threads)
+                made = common.made_of(request, [view], whole, threads)
                 if any(isinstance(value, ShardError) for value in made.values):
                     return []  # another sample goes through the steps of its source
                 result = common.assemble(request, [size], labels, made, out, request)

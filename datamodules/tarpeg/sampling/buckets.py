@@ -307,9 +307,9 @@ class BucketBatches:
     least: int = 1
 
     def __post_init__(self) -> None:
-        if (least := min(bucket.global_batch for bucket in self.buckets)) < self.world:
+        if (size := min(bucket.global_batch for bucket in self.buckets)) < self.world:
             raise ValueError(
-                f"global_batch={least} is smaller than world={self.world}: each rank needs a sample of every "
+                f"global_batch={size} is smaller than world={self.world}: each rank needs a sample of every "
                 "batch. Raise the batch size."
             )
         if not len(self):

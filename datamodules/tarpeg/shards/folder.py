@@ -69,7 +69,7 @@ class Folder:
         split: "all" images, or those of "train", "val" or "test".
         val_share: Without a directory for val, the share (between 0 and 1) of train's images that are val,
             drawn evenly over the classes. If an image is added or removed, most of val are other images, of
-            which a network that is trained has seen most: train it anew, or have a directory for val.
+            which a network that is trained has seen most: train it again, or make a directory for val.
 
     Raises:
         ValueError: For a value out of range.

@@ -66,7 +66,7 @@ def read_table(given: Any, key: str | None, places: Sequence[str]) -> Table:
     is_text = is_file and not is_parquet(given)
     wanted = [*([] if key is None else [key]), *places]
     if is_text:
-        known, read = _csv(name, Path(given), key)
+        known, read = _csv(name, Path(given))
     elif is_file:
         known, read = _parquet(name, Path(given))
     else:
@@ -84,7 +84,10 @@ def read_table(given: Any, key: str | None, places: Sequence[str]) -> Table:
     if not columns[0]:
         raise ShardError(f"{name} has no rows")
     keys = ["" if each is None else str(each) for each in columns[0]]
-    return Table(name, keys, columns[1:], is_text)
+    labels = columns[1:]
+    if is_text:  # white space around a name would make another class of it
+        labels = [[cell.strip() for cell in column] for column in labels]
+    return Table(name, keys, labels, is_text)
 
 
 def is_parquet(given: Any) -> bool:
@@ -95,7 +98,7 @@ def is_parquet(given: Any) -> bool:
 Read = Callable[[Sequence[str]], list[list[Any]]]
 
 
-def _csv(name: str, path: Path, key: str | None) -> tuple[list[str], Read]:
+def _csv(name: str, path: Path) -> tuple[list[str], Read]:
     try:
         # Excel begins with a byte order mark.
         with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
@@ -120,11 +123,7 @@ def _csv(name: str, path: Path, key: str | None) -> tuple[list[str], Read]:
         raise ShardError(f"{name} cannot be read as CSV in UTF-8: {reason}") from error
 
     def read(names: Sequence[str]) -> list[list[Any]]:
-        # White space around a name would make another class of it; keys are compared with it first.
-        return [
-            [row[header.index(each)] if each == key else row[header.index(each)].strip() for row in cells]
-            for each in names
-        ]
+        return [[row[header.index(each)] for row in cells] for each in names]
 
     return header, read
 
