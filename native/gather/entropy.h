@@ -7,6 +7,23 @@
 // same values and the same verdict as in jpeg/entropy.cpp and jpeg/planes.cpp.
 namespace tarpeg::gather {
 
+// What a thread does for a symbol: bits of the code and of the value, coefficients to go on, bits of the
+// value, bits of the code. 0: there is no symbol.
+struct Entry {
+  static constexpr int kEnd = 64;  // to go on from the last coefficient of a block
+
+  uint32_t word;
+
+  TARPEG_HD static Entry of(int length, int symbol) {
+    const int size = symbol & 15, step = symbol == 0 ? kEnd : (symbol >> 4) + 1;
+    return {static_cast<uint32_t>(length + size | step << 8 | size << 16 | length << 24)};
+  }
+  TARPEG_HD int bits() const { return static_cast<int>(word & 255); }
+  TARPEG_HD int step() const { return static_cast<int>(word >> 8 & 255); }
+  TARPEG_HD int size() const { return static_cast<int>(word >> 16 & 255); }
+  TARPEG_HD int length() const { return static_cast<int>(word >> 24); }
+};
+
 // A Huffman code for decoding.
 struct Code {
   static constexpr int kLookahead = 9;
@@ -15,7 +32,7 @@ struct Code {
   int offsets[17];
   uint8_t symbols[256];
   int count;
-  uint16_t quick[1 << kLookahead];  // by the next bits: length << 8 | symbol; 0 if the code is longer
+  Entry quick[1 << kLookahead];  // by the next bits; 0 if the code is longer
 
   // HuffmanCode::build() of jpeg/huffman.cpp; `symbols` and `quick` are filled apart from it.
   TARPEG_HD bool build(const uint8_t* counts) {
@@ -44,77 +61,81 @@ struct Code {
     return true;
   }
   // 0 if the bits are not a code of at least `shortest` bits, and begin with none that is shorter.
-  TARPEG_HD int find(uint32_t bits, int shortest) const {
+  TARPEG_HD Entry find(uint32_t bits, int shortest) const {
     int length = shortest;
     for (int n = shortest; n <= 16; ++n) length += bits >= limits[n];
-    if (length > 16) return 0;
+    if (length > 16) return {0};
     const int index = offsets[length] + static_cast<int>(bits >> (32 - length));
-    return index >= 0 && index < count ? length << 8 | symbols[index] : 0;
+    return index >= 0 && index < count ? Entry::of(length, symbols[index]) : Entry{0};
   }
   TARPEG_HD void fill_quick(int index) {
-    const int found = find(static_cast<uint32_t>(index) << (32 - kLookahead), 1);
-    quick[index] = static_cast<uint16_t>(found >> 8 <= kLookahead ? found : 0);
+    const Entry found = find(static_cast<uint32_t>(index) << (32 - kLookahead), 1);
+    quick[index] = found.length() <= kLookahead ? found : Entry{0};
   }
-  // Length << 8 | symbol of the code that the next 32 bits begin with; 0 if there is none.
-  TARPEG_HD int next(uint32_t bits) const {
-    const int found = quick[bits >> (32 - kLookahead)];
-    return found != 0 ? found : find(bits, kLookahead + 1);
+  // Of the code that the next 32 bits begin with.
+  TARPEG_HD Entry next(uint32_t bits) const {
+    const Entry found = quick[bits >> (32 - kLookahead)];
+    return found.word != 0 ? found : find(bits, kLookahead + 1);
   }
 };
 
-// Bits of a piece that begins at a multiple of four bytes; ones follow its end.
+TARPEG_HD uint32_t big_endian(uint32_t word) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(word, 0, 0x0123);
+#else
+  return __builtin_bswap32(word);
+#endif
+}
+
+// Bits of a piece, in words that are within the tensor; ones follow its end.
 class Bits {
  public:
-  TARPEG_HD Bits(const uint8_t* data, uint32_t size) : data_(data), size_(size), left_(8 * int64_t{size}) {
-    next_ = word();
+  TARPEG_HD Bits(const uint8_t* data, uint32_t size) : data_(data), size_(size), whole_(size / 4) {
+    high_ = ordered(load(0), 0);
+    low_ = ordered(load(1), 1);
+    next_ = load(index_);
   }
   // The next 32.
-  TARPEG_HD uint32_t peek() {
-    if (held_ < 32) {
-      buffer_ |= static_cast<uint64_t>(next_) << (32 - held_);
-      held_ += 32;
-      next_ = word();
-    }
-    return static_cast<uint32_t>(buffer_ >> 32);
+  TARPEG_HD uint32_t peek() const {
+    return static_cast<uint32_t>((static_cast<uint64_t>(high_) << 32 | low_) << shift_ >> 32);
   }
   // Not more than 32.
   TARPEG_HD void drop(int count) {
-    buffer_ <<= count;
-    held_ -= count;
-    left_ -= count;
+    shift_ += count;
+    if (shift_ < 32) return;
+    shift_ -= 32;
+    high_ = low_;
+    low_ = ordered(next_, index_);
+    next_ = load(++index_);
   }
   // Bits that are left; negative beyond the end.
-  TARPEG_HD int64_t left() const { return left_; }
+  TARPEG_HD int64_t left() const { return 8 * int64_t{size_} - 32 * (int64_t{index_} - 2) - shift_; }
 
  private:
-  TARPEG_HD uint32_t word() {
-    uint32_t bytes = 0xFFFFFFFF;
-    if (at_ + 4 <= size_) {
-      read_aligned<4>(data_ + at_, &bytes);
-      bytes = bytes >> 24 | (bytes >> 8 & 0xFF00) | (bytes << 8 & 0xFF0000) | bytes << 24;
-    } else {
-      for (uint32_t i = at_; i < size_; ++i) {
-        const int shift = static_cast<int>(24 - 8 * (i - at_));
-        bytes = (bytes & ~(0xFFu << shift)) | static_cast<uint32_t>(data_[i]) << shift;
-      }
-    }
-    if (at_ < size_) at_ += 4;
-    return bytes;
+  TARPEG_HD uint32_t load(uint32_t index) const {
+    uint32_t word = ~0u;
+    if (index < whole_ || (index == whole_ && size_ % 4 != 0))
+      read_aligned<4>(data_ + 4 * uint64_t{index}, &word);
+    return word;
+  }
+  // Of such a word, the first of its bits being the highest.
+  TARPEG_HD uint32_t ordered(uint32_t word, uint32_t index) const {
+    return big_endian(word) | (index == whole_ ? ~0u >> (8 * (size_ % 4)) : 0);
   }
 
   const uint8_t* data_;
-  uint32_t size_, at_ = 0;
-  int64_t left_;
-  uint64_t buffer_ = 0;
-  uint32_t next_;  // loaded before it is needed
-  int held_ = 0;   // bits of the buffer
+  uint32_t size_, whole_;  // bytes; words
+  uint32_t high_, low_;
+  uint32_t next_;       // as loaded: nothing waits for it before it is needed
+  uint32_t index_ = 2;  // of that word
+  int shift_ = 0;       // bits of `high_` that are dropped
 };
 
 // extended() of jpeg/huffman.h. `bits`: the next 32.
 TARPEG_HD int value_of(uint32_t bits, int size) {
-  const int value = static_cast<int>(bits >> 1 >> (31 - size));
-  const int is_negative = static_cast<int>(~bits >> 31);
-  return value - (-is_negative & ((1 << size) - 1));
+  const int is_negative = static_cast<int>(~bits) >> 31;  // -1 or 0
+  const uint64_t magnitude = bits ^ static_cast<uint32_t>(is_negative);
+  return (static_cast<int>(magnitude << size >> 32) ^ is_negative) - is_negative;
 }
 
 // See Note [padding] in jpeg/entropy.h.
@@ -153,45 +174,42 @@ TARPEG_HD bool decode_segment(const Gathered& all, const Plan& plan, int index, 
   const uint8_t* const data = all.data + kUnit * piece.at;
   Bits bits(data, piece.size);
   uint32_t dc0 = 0, dc1 = 0, dc2 = 0;  // in registers, which an array that is indexed is not
-  int blocks = (stop - begin) * plan.mcu_blocks, unit = 0, component = 0, at = 0;
-  int16_t* block = first_block(plan, row, begin, memory);
-  const Code* code = codes + plan.image.dc_table[0];
-  clear_block(block);
+  int blocks = (stop - begin) * plan.mcu_blocks, unit = 0;
+  int16_t* block = first_block(plan, row, begin, memory) - 64;
+  const Code* code = codes;
+  int at = 63;  // the last coefficient that is known
   for (;;) {
-    const uint32_t next = bits.peek();
-    const int found = code->next(next);
-    if (found == 0) return false;
-    // At most 16 bits of a code and 11 of a value.
-    const int length = found >> 8, run = found >> 4 & 15, size = found & 15;
-    bits.drop(length + size);
-    int value = value_of(next << length, size);
-    bool is_done = false;
-    if (at == 0) {
-      dc0 += component == 0 ? static_cast<uint32_t>(value) : 0;
-      dc1 += component == 1 ? static_cast<uint32_t>(value) : 0;
-      dc2 += component == 2 ? static_cast<uint32_t>(value) : 0;
-      uint32_t sum = component == 1 ? dc1 : dc2;
-      if (component == 0) sum = dc0;
-      value = static_cast<int>(sum);
-      code = codes + plan.image.ac_table[component];
-    } else {
-      is_done = (found & 255) == 0;
-    }
-    if (!is_done) {
-      at += run;
-      if (at > 63) return false;
-      block[at] = static_cast<int16_t>(value);
-      is_done = ++at == 64;
-    }
-    if (is_done) {
+    if (at >= 63) {
       if (bits.left() < 0) return false;
-      if (--blocks == 0) break;
+      if (blocks-- == 0) break;
       block += 64;
       clear_block(block);
+      const int component = plan.units[unit];
       unit = unit + 1 == plan.mcu_blocks ? 0 : unit + 1;
-      component = plan.units[unit];
-      code = codes + plan.image.dc_table[component];
+      const uint32_t next = bits.peek();
+      const Entry found = codes[plan.image.dc_table[component]].next(next);
+      if (found.word == 0) return false;
+      bits.drop(found.bits());
+      const uint32_t value = static_cast<uint32_t>(value_of(next << found.length(), found.size()));
+      dc0 += component == 0 ? value : 0;
+      dc1 += component == 1 ? value : 0;
+      dc2 += component == 2 ? value : 0;
+      uint32_t sum = component == 1 ? dc1 : dc2;
+      if (component == 0) sum = dc0;
+      block[0] = static_cast<int16_t>(sum);
+      code = codes + plan.image.ac_table[component];
       at = 0;
+    }
+    // At most 16 bits of a code and 11 of a value.
+    const uint32_t next = bits.peek();
+    const Entry found = code->next(next);
+    if (found.word == 0) return false;
+    bits.drop(found.bits());
+    at += found.step();
+    if (at <= 63) {
+      block[at] = static_cast<int16_t>(value_of(next << found.length(), found.size()));
+    } else if (found.step() != Entry::kEnd) {
+      return false;
     }
   }
   return stop < end || is_end(data, piece.size, bits.left());

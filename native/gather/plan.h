@@ -15,17 +15,32 @@ namespace tarpeg::gather {
 TARPEG_HD int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Copies between memory at a multiple of kAlign bytes and a value. nvcc copies by words only what has a type
-// of that alignment: of memcpy() and __builtin_assume_aligned it makes a load for each byte.
+// of that alignment, and puts a word together again only of what is no byte: of memcpy() and
+// __builtin_assume_aligned it makes a load for each byte.
+template <size_t kSize>
+struct UnitOf {
+  using Type = uint32_t;
+};
+template <>
+struct UnitOf<1> {
+  using Type = uint8_t;
+};
+template <>
+struct UnitOf<2> {
+  using Type = uint16_t;
+};
 template <size_t kAlign>
 struct alignas(kAlign) Word {
-  uint8_t bytes[kAlign];
+  using Unit = typename UnitOf<kAlign>::Type;
+  Unit units[kAlign / sizeof(Unit)];
 };
 template <size_t kAlign, class T>
 TARPEG_HD void read_aligned(const void* from, T* value) {
   static_assert(sizeof *value % kAlign == 0);
 #if defined(__CUDA_ARCH__)
-  for (size_t i = 0; i < sizeof *value / kAlign; ++i)
-    reinterpret_cast<Word<kAlign>*>(value)[i] = static_cast<const Word<kAlign>*>(from)[i];
+  Word<kAlign> words[sizeof *value / kAlign];
+  for (size_t i = 0; i < sizeof *value / kAlign; ++i) words[i] = static_cast<const Word<kAlign>*>(from)[i];
+  __builtin_memcpy(value, words, sizeof *value);
 #else
   __builtin_memcpy(value, __builtin_assume_aligned(from, kAlign), sizeof *value);
 #endif
@@ -34,8 +49,9 @@ template <size_t kAlign, class T>
 TARPEG_HD void write_aligned(const T& value, void* to) {
   static_assert(sizeof value % kAlign == 0);
 #if defined(__CUDA_ARCH__)
-  for (size_t i = 0; i < sizeof value / kAlign; ++i)
-    static_cast<Word<kAlign>*>(to)[i] = reinterpret_cast<const Word<kAlign>*>(&value)[i];
+  Word<kAlign> words[sizeof value / kAlign];
+  __builtin_memcpy(words, &value, sizeof value);
+  for (size_t i = 0; i < sizeof value / kAlign; ++i) static_cast<Word<kAlign>*>(to)[i] = words[i];
 #else
   __builtin_memcpy(__builtin_assume_aligned(to, kAlign), &value, sizeof value);
 #endif
@@ -74,7 +90,7 @@ struct Gathered {
 // multiple of kUnit.
 TARPEG_HD bool read_header(const uint8_t* data, uint64_t bytes, uint32_t count, uint32_t height,
                            uint32_t width, uint32_t channels, Gathered* all) {
-  if (bytes < sizeof(Header)) return false;
+  if (bytes < sizeof(Header) || bytes % kUnit != 0) return false;
   all->data = data;
   Header& header = all->header;
   read_aligned<kUnit>(data, &header);
