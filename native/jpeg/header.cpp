@@ -19,6 +19,45 @@ struct Bytes {
   }
 };
 
+// Segments of one kind, one after the other, from a position on. What is beyond kMost segments is left out.
+struct Joined {
+  static constexpr size_t kMost = 64;  // of up to 64 KB
+
+  Bytes parts[kMost];
+  size_t count = 0, begin = 0, size = 0;  // size: from `begin` on
+
+  void add(Bytes part) noexcept {
+    if (count == kMost) return;
+    parts[count++] = part;
+    size += part.size;
+  }
+  void skip(size_t bytes) noexcept {
+    begin += bytes;
+    size -= bytes;
+  }
+  uint8_t byte(size_t at) const noexcept {
+    at += begin;
+    const Bytes* part = parts;
+    while (at >= part->size) at -= part++->size;
+    return part->data[at];
+  }
+  bool starts_with(const char* prefix, size_t length) const noexcept {
+    if (size < length) return false;
+    for (size_t i = 0; i < length; ++i) {
+      if (byte(i) != static_cast<uint8_t>(prefix[i])) return false;
+    }
+    return true;
+  }
+  uint32_t number(size_t at, int bytes, bool little) const noexcept {
+    uint32_t value = 0;
+    for (int i = 0; i < bytes; ++i) value = value << 8 | byte(little ? at + bytes - 1 - i : at + i);
+    return value;
+  }
+};
+
+constexpr char kExif[] = "Exif\0";
+constexpr size_t kExifBytes = sizeof kExif;
+
 // Bytes of one number of a TIFF type; 0 for a type that Pillow leaves out.
 size_t tiff_bytes(uint32_t type) noexcept {
   static const uint8_t kBytes[] = {0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8};
@@ -27,19 +66,21 @@ size_t tiff_bytes(uint32_t type) noexcept {
 
 // Note [EXIF as Pillow reads it]
 // The first entry of the first directory counts (up to Pillow 12 the last one), and the first number of
-// several. Reading ends at an entry whose values are beyond the end, as those of a cut segment; an entry with
-// more values than the segment has room for is skipped. An orientation that is no whole number is none, but
-// XMP is then ignored, too.
+// several. Segments are parts of one structure, each without its header, which some programs write twice into
+// the first. Reading ends at an entry whose values are beyond the end, as those of a cut segment; an entry
+// with more values than the segment has room for is skipped. An orientation that is no whole number is none,
+// but XMP is then ignored, too.
 
-// The orientation in the TIFF structure of an EXIF segment, or 0 if there is none. 1 if it does not begin as
-// TIFF does: Pillow then ignores EXIF and XMP.
-int exif_orientation(Bytes tiff) noexcept {
+// The orientation in the TIFF structure of the EXIF segments, or 0 if there is none. 1 if it does not begin
+// as TIFF does: Pillow then ignores EXIF and XMP.
+int exif_orientation(Joined tiff) noexcept {
+  if (tiff.starts_with(kExif, kExifBytes)) tiff.skip(kExifBytes);
   if (tiff.size == 0) return 0;
   const bool is_tiff = tiff.starts_with("II*\0", 4) || tiff.starts_with("II\0*", 4) ||
                        tiff.starts_with("MM\0*", 4) || tiff.starts_with("MM*\0", 4) ||
                        tiff.starts_with("MM\0+", 4);
   if (tiff.size < 8 || !is_tiff) return 1;
-  const bool little = tiff.data[0] == 'I';
+  const bool little = tiff.byte(0) == 'I';
   const size_t directory = tiff.number(4, 4, little);
   if (directory < 8 || directory > tiff.size - 2) return 0;
   const size_t count = tiff.number(directory, 2, little);
@@ -102,8 +143,9 @@ bool is_supported_frame(int marker) noexcept { return marker <= 0xC2 || marker =
 
 Header read_jpeg(Bytes file) noexcept {
   Header header;
-  bool has_frame = false, has_exif = false;
-  int exif = 0, xmp = 0;
+  Joined tiff;
+  bool has_frame = false;
+  int xmp = 0;
   size_t at = 2;
   header.status = Status::kTruncated;
   while (true) {
@@ -133,9 +175,8 @@ Header read_jpeg(Bytes file) noexcept {
     }
     if (at + length > file.size) return header;
     const Bytes body{file.data + at + 2, length - 2};
-    if (marker == 0xE1 && body.starts_with("Exif\0\0", 6)) {
-      if (!has_exif) exif = exif_orientation({body.data + 6, body.size - 6});
-      has_exif = true;
+    if (marker == 0xE1 && body.starts_with(kExif, kExifBytes)) {
+      tiff.add({body.data + kExifBytes, body.size - kExifBytes});
     } else if (marker == 0xE1 && body.starts_with("http://ns.adobe.com/xap/1.0/\0", 29)) {
       xmp = xmp_orientation(body);
     } else if (is_frame(marker)) {
@@ -154,6 +195,7 @@ Header read_jpeg(Bytes file) noexcept {
     }
     at += length;
   }
+  const int exif = exif_orientation(tiff);
   header.orientation = exif != 0 ? exif : xmp != 0 ? xmp : 1;
   header.status = has_frame ? Status::kOk : Status::kCorrupt;
   return header;

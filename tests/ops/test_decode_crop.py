@@ -86,7 +86,32 @@ def test_exif_counts_if_it_begins_as_tiff(magic: bytes) -> None:
         exif, none = b"Exif\0\0" + magic + fields, b"Exif\0\0" + magic + fields[:4] + bytes(6)
         for data in (with_app1(plain, exif), with_app1(with_app1(plain, xmp), exif)):
             check_crops(data, [(1, 2, 20, 25)])
-        check_crops(with_app1(with_app1(plain, exif), none), [(1, 2, 20, 25)])  # the first alone
+        check_crops(with_app1(with_app1(plain, exif), none), [(1, 2, 20, 25)])  # the first has no orientation
+
+
+SEGMENTED = {  # EXIF segments of one structure, in parts
+    "header twice": lambda tiff: [b"Exif\0\0" + tiff],
+    "header three times": lambda tiff: [b"Exif\0\0Exif\0\0" + tiff],
+    "an empty one first": lambda tiff: [b"", tiff],
+    "an empty one, then the header twice": lambda tiff: [b"", b"Exif\0\0" + tiff],
+    "in two": lambda tiff: [tiff[:13], tiff[13:]],
+    "in many": lambda tiff: [tiff[at : at + 1] for at in range(len(tiff))],
+    "again": lambda tiff: [tiff, tiff],
+    "an empty one alone": lambda _: [b""],
+}
+
+
+@pytest.mark.parametrize("style", ["<", ">"])
+@pytest.mark.parametrize("name", SEGMENTED)
+def test_exif_in_several_segments_is_read_as_pillow_reads_it(name: str, style: str) -> None:
+    tiff = {"<": b"II*\0", ">": b"MM\0*"}[style]
+    tiff += struct.pack(f"{style}IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0)
+    plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)))
+    xmp = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta tiff:Orientation="8"/>'
+    for data in (plain, with_app1(plain, xmp)):
+        for part in reversed(SEGMENTED[name](tiff)):
+            data = with_app1(data, b"Exif\0\0" + part)
+        check_crops(data, [(1, 2, 20, 25)])
 
 
 ORIENTATIONS = {  # the entries of a directory, (tag, type, count, value), and what they mean
