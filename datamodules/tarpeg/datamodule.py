@@ -106,7 +106,7 @@ class ShardDataModule(lightning.LightningDataModule):
             of the training, before ``augment``, to the same bytes; for shards of ``build_cache``.
             ``"auto"`` is ``"cpu"``: workers decode.
         pin: Register the memory of batches with CUDA's driver where a GPU trains, so that nothing waits for
-            copies to it; unproven on a GPU so far. See ``LoaderConfig``.
+            copies to it. See ``LoaderConfig``.
         drop_last: Leave out an incomplete last batch, in training only.
         keys: Add the samples' keys to every batch.
         prepare: Called before shards are opened, e.g. ``tarpeg.SyntheticShards``: once per node under
@@ -149,7 +149,7 @@ class ShardDataModule(lightning.LightningDataModule):
         max_bad: float = 0.01,
         max_pixels: int | None = None,
         decode: DecodeOn = "auto",
-        pin: bool = False,
+        pin: bool = True,
         drop_last: bool = False,
         keys: bool = False,
         prepare: Callable[[], Any] | None = None,

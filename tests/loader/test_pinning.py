@@ -253,14 +253,14 @@ def test_a_device_that_does_not_end_is_said(monkeypatch, late):
         assert buffers.acquire() == 0
 
 
-def test_loaders_pin_if_asked(late, photos):
-    loader = load(photos, workers=1, pin=True)
+def test_loaders_pin_unless_they_are_told_not_to(late, photos):
+    loader = load(photos, workers=1)
     batches = [batch.image.clone() for batch in loader]
     assert late.registered
     loader.close()
     assert not late.registered
     count = len(late.asked)
-    loader = load(photos, workers=1)
+    loader = load(photos, workers=1, pin=False)
     assert all(map(torch.equal, batches, [batch.image for batch in loader])) and len(late.asked) == count
     loader.close()
     with pytest.raises(ValueError, match="pin=1 must be True or False"):

@@ -305,7 +305,7 @@ def _cuda(report: _Report) -> None:
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         rows["GPU"] = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
         has_events = pinning.driver() is not None
-        rows["pin=True"] = "works" if has_events else "no effect: there is no driver of CUDA 12.6 or newer"
+        rows["pinned batches"] = "yes" if has_events else "no: the driver is older than CUDA 12.6"
     else:
         rows["GPU"] = "none"
     try:

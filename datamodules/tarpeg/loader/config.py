@@ -48,7 +48,6 @@ class LoaderConfig:
         pin: Where CUDA is in use in the main thread: register the memory of batches with its driver, so that
             ``.to("cuda", non_blocking=True)`` is fast and waits for nothing. Memory is used again when all
             has ended that the GPU was given while the batch was there. Without CUDA it has no effect.
-            Unproven so far: no result of a GPU is known.
         allow_other_data: Go on from a state of other shards, or of another order of them; otherwise this is a
             ``ResumeError``.
 
@@ -73,7 +72,7 @@ class LoaderConfig:
     drop_last: bool = False
     max_pixels: int | None = None
     decode: DecodeOn = "auto"
-    pin: bool = False
+    pin: bool = True
     allow_other_data: bool = False
 
     def __post_init__(self) -> None:

@@ -99,7 +99,7 @@ class Loader:
             differ in other dimensions get the same batches.
         decode: "device": decode batches where they arrive, see ``LoaderConfig``; by default that of
             ``config``, which is in the workers.
-        pin: True: pin the memory of batches where CUDA is in use, see ``LoaderConfig``.
+        pin: False: do not pin the memory of batches where CUDA is in use, see ``LoaderConfig``.
         config: All other settings.
         source: The samples, if they are open already, for several loaders of one split.
         name: Of the split, in messages.
