@@ -26,6 +26,7 @@ from ..shards.manifest import (
     summed,
 )
 from ..shards.urls import local_folder
+from ..targets.reduced import refuse_reduced
 from . import job
 from .codecs import Codec, Tiled
 from .job import ShardJob, ShardResult
@@ -182,7 +183,8 @@ def build_cache(
         ValueError: For an argument out of range.
         ShardError: If the source cannot be read.
         CacheError: If too many samples are undecodable, ``dest`` holds a cache of another source or codec,
-            or other files, or the cache cannot be written.
+            or other files, the cache cannot be written, or ``targets`` in pixels do not fit the images that
+            ``codec`` reduces.
 
     Example:
         >>> report = tarpeg.build_cache(folder, tmp, tarpeg.Tiled(tile=64), executor=0)
@@ -198,6 +200,7 @@ def build_cache(
     if isinstance(executor, int) and executor < 0:
         raise ValueError(f"executor={executor!r} must be an Executor, or a number of processes, 0 or more")
     folder = Path(local_folder("dest", dest)).expanduser().absolute()
+    refuse_reduced(targets, job.describe_codec(codec), f"dest={str(folder)!r}")
     if images is not None:
         check_images("images", images)
     listing = listing_of(source, several=images is not None)

@@ -101,7 +101,8 @@ class Resized:
 
     Pillow reduces the upright image, antialiased (Lanczos, from all of its pixels). Gray stays gray; an RGB
     colour profile is kept, other metadata is dropped. Smaller JPEGs are tiled without loss; smaller images of
-    other formats are converted to JPEG.
+    other formats are converted to JPEG. Other members stay as they are, so that loaders refuse targets in
+    pixels, such as ``Boxes``.
 
     Args:
         shorter: Largest shorter side in pixels.
@@ -143,7 +144,8 @@ class Packed:
     A JPEG that cannot be packed exactly is stored as ``Tiled`` stores it, and so are other formats.
 
     Args:
-        shorter: Reduce images to a shorter side of at most that many pixels first, as ``Resized`` does.
+        shorter: Reduce images to a shorter side of at most that many pixels first, as ``Resized`` does; not
+            for targets in pixels, such as ``Boxes``.
         quality: JPEG quality, 1 to 100, of reduced images and other formats before they are packed; None is
             90 with ``shorter``. Without it, None keeps the pixels of other formats, as PPM.
         tile: Desired width of the tiles in pixels.
@@ -187,7 +189,8 @@ class Raw:
     PPM cannot contain a colour profile or other metadata.
 
     Args:
-        shorter: Reduce images to a shorter side of at most that many pixels, as ``Resized`` does.
+        shorter: Reduce images to a shorter side of at most that many pixels, as ``Resized`` does; not for
+            targets in pixels, such as ``Boxes``.
 
     Example:
         >>> report = tarpeg.build_cache(shards, tmp, tarpeg.Raw(shorter=96), executor=0)
