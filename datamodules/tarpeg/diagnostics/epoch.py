@@ -233,7 +233,8 @@ def _plans_of_captions(loader: Loader, epoch: int, most: int) -> list[CaptionPla
         read = [each for each in values if isinstance(each, dict)]
         samples, broken = samples + len(values), broken + len(values) - len(read)
         for name in texts:
-            lengths[name] += [len(tokens) for each in read for tokens in each[name]]
+            tokens = (row for each in read for row in each[name])
+            lengths[name] += [int((row >= 0).sum()) for row in tokens]  # without padding of the tokenizer
             places[name] += _tokens_of(collated({name: texts[name]}, values), name).input_ids.size
         if samples >= most:
             break
