@@ -38,7 +38,7 @@ class Encoded(NamedTuple):
 
     Attributes:
         data: Bytes of the file.
-        extension: Extension of the member, such as "jpg".
+        extension: Extension of the member, one of tpj, jpg, jpeg, png, webp, bmp, tif, tiff, ppm, gif, avif.
         tile: Width of its tiles in pixels; None if it has none, or is not packed by ``Packed``.
         untiled: Reason, in a few words, if ``tile`` is None.
     """
@@ -53,7 +53,10 @@ class Codec(Protocol):
     """A frozen dataclass of plain values, which go into the manifest and the fingerprint of a cache."""
 
     def encode(self, data: bytes, extension: str) -> Encoded:
-        """Rewrite one image file. Raises DecodeError if it cannot be decoded."""
+        """Rewrite one image file of that extension, in lower case, without a dot.
+
+        Raises DecodeError if it cannot be decoded: the sample is left out. Any other error ends the build.
+        """
 
 
 @dataclass(frozen=True)
