@@ -79,6 +79,7 @@ def test_the_plan_is_what_comes(crop, world):
     assert plan.enlarged == pytest.approx(enlarged / samples)
     text = str(plan)
     assert f"epoch 1: {len(SHAPES)} samples" in text and "are padding" in text
+    assert f"a crop shows {shown / samples:.1%} of its image on average" in text
 
 
 def test_a_stream_has_no_plan(tmp_path):
