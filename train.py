@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ import tarpeg
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from tarpeg_hydra.hints import check_arguments, check_settings
 from tarpeg_hydra.overrides import one_line_errors
@@ -112,16 +114,19 @@ def fit(
     interrupt: Interrupt,
     arguments: Sequence[str],
 ) -> None:
-    """Train; after Ctrl-C print how to go on from there, and exit."""
+    """Train; after Ctrl-C or SIGTERM print how to go on, and exit as a program does that it ends."""
     try:
         trainer.fit(model, datamodule=data, **checkpoint)
-    except SystemExit:  # Lightning's end after Ctrl-C
+    except SystemExit as end:  # Lightning's
         if trainer.is_global_zero:
             resume = resume_hint(trainer, arguments, interrupt.saved, checkpoint["ckpt_path"])
+            if not interrupt.saved:
+                resume = resume.replace("from here", "from the last checkpoint", 1)
             show(
                 f"interrupted; {resume or 'there is no checkpoint yet: one is written after each validation'}"
             )
-        raise SystemExit(130) from None
+        is_terminated = isinstance(end, SIGTERMException) or interrupt.number == signal.SIGTERM
+        raise SystemExit(143 if is_terminated else 130) from None
 
 
 if __name__ == "__main__":

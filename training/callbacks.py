@@ -1,4 +1,4 @@
-"""Callbacks of ``train.py``: the configured ones, the first line of a run, Ctrl-C with a checkpoint."""
+"""Callbacks of ``train.py``: the configured ones, a run's first line, signals that end it."""
 
 from __future__ import annotations
 
@@ -70,32 +70,38 @@ class DataSummary(lightning.Callback):
 
 
 class Interrupt(lightning.Callback):
-    """Ctrl-C ends the run after the current batch, with a checkpoint of exactly that place.
+    """Ctrl-C or SIGTERM ends the run after the current batch, with a checkpoint of exactly that place.
 
     Several ranks end together, after at most ``log_every_n_steps`` batches. During a validation it ends after
-    it. A second Ctrl-C ends the run at once, without a checkpoint.
+    it. A second one ends the run at once, without a checkpoint.
 
     Args:
         folder: of the checkpoint, ``interrupted.ckpt``.
 
     Attributes:
         saved: path of the checkpoint, "" if there is none.
+        number: the signal that ended the run; SIGINT if it was another rank's.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "interrupted.ckpt"
         self.saved = ""
         self.is_asked = False
+        self.number = signal.SIGINT
+        self._others: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Handle Ctrl-C from now on."""
+        """Handle both from now on; Lightning ends at SIGTERM without a checkpoint."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._ask)
+            self._others = {
+                number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)
+            }
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Leave Ctrl-C to Python again."""
-        if signal.getsignal(signal.SIGINT) == self._ask:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        """Leave them to those who had them before."""
+        for number, other in self._others.items():
+            if signal.getsignal(number) == self._ask:
+                signal.signal(number, other)
 
     def on_train_batch_end(
         self,
@@ -116,12 +122,13 @@ class Interrupt(lightning.Callback):
         """End the run if any rank was interrupted."""
         self._end_if_asked(trainer)
 
-    def _ask(self, *_: Any) -> None:
+    def _ask(self, number: int, _: Any) -> None:
         if self.is_asked:
             raise KeyboardInterrupt
-        self.is_asked = True
+        self.is_asked, self.number = True, signal.Signals(number)
         if is_first_rank():  # print() might be interrupted within itself
-            os.write(2, b"\nCtrl-C: ends after this batch or validation; once more: at once\n")
+            name = "Ctrl-C" if number == signal.SIGINT else self.number.name
+            os.write(2, f"\n{name}: ends after this batch or validation; once more: at once\n".encode())
 
     def _end_if_asked(self, trainer: lightning.Trainer) -> None:
         """Save and end if any rank was interrupted, on all ranks at the same step."""

@@ -8,8 +8,10 @@ import json
 import os
 import re
 import tarfile
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tarpeg
@@ -21,6 +23,7 @@ from PIL import Image
 from tarpeg import (
     CachedShards,
     CacheError,
+    DecodeError,
     Folder,
     FolderShards,
     Layout,
@@ -35,6 +38,7 @@ from tarpeg import (
     verify_cache,
 )
 from tarpeg.cache import job
+from tarpeg.cache.codecs import Encoded
 from tarpeg.cache.report import left_out_lines, summarise_build, summarise_check
 from tarpeg.shards import tar_writer
 from tarpeg.shards.classes import stored_classes
@@ -395,6 +399,59 @@ def test_an_image_that_readers_would_overlook_is_an_error(shard_of, cache):
     with pytest.raises(CacheError, match=r"key 'k'.*'ppm'.*'png'"):
         build(path, cache, Raw())
     assert build(path, cache, Tiled()).samples == 1
+
+
+@dataclass(frozen=True)
+class Own:
+    """A codec of the user, which returns a value, or raises it."""
+
+    result: Any
+
+    def encode(self, data, extension):
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result(data) if callable(self.result) else self.result
+
+
+WRONG_RESULTS = {
+    "an error": (ValueError("boom"), "failed: ValueError: boom, for the member 'jpg'"),
+    "a full disk": (OSError(errno.ENOSPC, "full"), r"failed: OSError: \[Errno 28\] full, for"),
+    "nothing": (None, "returned NoneType, for"),
+    "a tuple": ((b"", "jpg", None, ""), "returned tuple, for"),
+    "a text": (Encoded("text", "jpg", None, ""), "returned data='text', for"),
+    **{
+        name: (Encoded(b"", name, None, ""), f"returned extension='{name}', for")
+        for name in ("JPG", ".jpg", "npy", "seg.png", "")
+    },
+    "no width": (Encoded(b"", "jpg", 0, ""), "returned tile=0, for"),
+    "no reason": (Encoded(b"", "jpg", None, None), "returned untiled=None, for"),
+}
+
+
+@pytest.mark.parametrize(("result", "what"), WRONG_RESULTS.values(), ids=WRONG_RESULTS)
+def test_a_codec_of_the_user_that_goes_wrong_is_named(shard_of, cache, monkeypatch, result, what):
+    path = shard_of(sample(1))
+    match = rf"shard {path}, key 'k0001': encode\(\) of codec=Own\(.*\) {what}.*Encoded\(data, .*DecodeError"
+    monkeypatch.setattr(job, "describe_codec", lambda codec: {"name": "Own", "parameters": {}})
+    with pytest.raises(CacheError, match=match):
+        build(path, cache, Own(result))
+
+
+def test_why_none_of_a_few_samples_can_be_used(shard_of, tmp_path, cache, monkeypatch):
+    heic = b"\0\0\0\x18ftypheic" + bytes(64)
+    path = shard_of(*[sample(number, heic) for number in range(5)])
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "cat" / "1.jpg").write_bytes(heic)
+    for source, max_bad in ((path, 0.01), (path, 1.0), (tmp_path / "photos", 0.01)):
+        with pytest.raises(CacheError, match=r"none of the \d samples .*key .*HEIC.* convert it") as raised:
+            build(source, cache, max_bad=max_bad)
+        assert "first dot" not in str(raised.value)
+    monkeypatch.setattr(job, "describe_codec", lambda codec: {"name": "Own", "parameters": {}})
+    with pytest.raises(CacheError, match=r"key 'k0000': not this one"):
+        build(shard_of(sample(0)), tmp_path / "own", Own(DecodeError("not this one")))
+    named = shard_of([("v1.2.jpg", heic), ("v1.cls", b"1")])
+    with pytest.raises(CacheError, match=r"no image among its members \['2.jpg', 'cls'\]\. .* the first dot"):
+        build(named, tmp_path / "named")
 
 
 def test_broken_sources(shard_of, tmp_path, cache):

@@ -79,6 +79,7 @@ def test_the_plan_is_what_comes(crop, world):
     assert plan.enlarged == pytest.approx(enlarged / samples)
     text = str(plan)
     assert f"epoch 1: {len(SHAPES)} samples" in text and "are padding" in text
+    assert f"a crop shows {shown / samples:.1%} of its image on average" in text
 
 
 def test_a_stream_has_no_plan(tmp_path):
@@ -88,17 +89,25 @@ def test_a_stream_has_no_plan(tmp_path):
         plan_epoch(loader)
 
 
+def tokenize_and_pad(text):
+    """As a tokenizer of transformers that pads to 12."""
+    tokens = tokenize(text)
+    rest = 12 - len(tokens)
+    return {"input_ids": tokens + [5] * rest, "attention_mask": [1] * len(tokens) + [0] * rest}
+
+
 @pytest.mark.parametrize("choose", ["random", "all"])
 @pytest.mark.parametrize("max_length", [None, 4])
 def test_the_tokens_of_captions_are_those_that_come(choose, max_length):
     texts = {
         "short": tarpeg.Text("json:one", tokenize, max_length=max_length),
         "long": tarpeg.Text("txt", tokenize, max_length=max_length, choose=choose, lines=True),
+        "masked": tarpeg.Text("json:one", tokenize_and_pad, max_length=max_length),
         "plain": tarpeg.Text("txt", lines=True),
     }
     loader = Loader(Split(Captioned(), RandomCrop(32), members=texts), batch_size=5, workers=0)
     plan = plan_epoch(loader)
-    expected = {name: [0, 0, 0] for name in ("short", "long")}
+    expected = {name: [0, 0, 0] for name in ("short", "long", "masked")}
     for batch in loader:
         for name, found in expected.items():
             mask = batch.extra[name].attention_mask
@@ -106,11 +115,11 @@ def test_the_tokens_of_captions_are_those_that_come(choose, max_length):
             found[1] += int(mask.sum())
             found[2] += mask.numel()
     assert {each.name: [each.captions, each.tokens, each.places] for each in plan.captions} == expected
-    (short, _), (_, tokens, places) = plan.captions, expected["short"]
+    (short, *_), (_, tokens, places) = plan.captions, expected["short"]
     assert short.samples == 23 and short.broken == 0 and short.padding == pytest.approx(1 - tokens / places)
     text = f"captions 'short' of 23 samples: {tokens / 23:.1f} tokens each, {short.longest} at most"
     assert text in str(plan) and ("have max_length=4" in str(plan)) == (max_length == 4)
-    assert [each.samples for each in plan_epoch(loader, captions=7).captions] == [10, 10]
+    assert [each.samples for each in plan_epoch(loader, captions=7).captions] == [10, 10, 10]
     assert plan_epoch(loader, captions=0).captions == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 import pytest
 import tarpeg
@@ -236,6 +237,39 @@ def test_what_functions_may_return():
         batch = next(iter(loader_of(Text("json:one", tokenizer=given), training=False)))
         rows = [tokenize(SOURCE.captions[id][0]) for id in batch.label.tolist()]
         assert batch.extra.input_ids.tolist() == padded(rows, max(map(len, rows)))[0]
+
+
+class Encoding(NamedTuple):
+    """As tokenizers.Encoding."""
+
+    ids: list[int]
+    attention_mask: list[int]
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+@pytest.mark.parametrize("kind", ["dict", "tensors", "Encoding"])
+def test_padding_that_a_tokenizer_masks_keeps_its_token_and_is_masked(kind, is_left):
+    def pad(text):
+        (ids,), (mask,) = padded([tokenize(text)], 10, 77, left=is_left)
+        if kind == "tensors":
+            return {"input_ids": torch.tensor([ids]), "attention_mask": torch.tensor([mask])}
+        return Encoding(ids, mask) if kind == "Encoding" else {"input_ids": ids, "attention_mask": mask}
+
+    for most in (None, 12, 9):  # with 9 the padding of the tokenizer is too long, not the caption
+        text = Text("json:one", tokenizer=pad, max_length=most, truncate=False)
+        for batch in loader_of(text, training=False):
+            rows = [tokenize(SOURCE.captions[id][0]) for id in batch.label.tolist()]
+            own = padded(rows, 9) if most == 9 else padded(rows, 10, 77, left=is_left)
+            rest = [0] * (2 * (most == 12))
+            for each, found in zip(own, batch.extra, strict=True):
+                assert found.tolist() == [[*row, *rest] for row in each]
+
+
+def test_an_attention_mask_that_is_none():
+    for mask in ([1], [2] * 3, [[1, 1], [1]], "111"):
+        text = Text("json:one", tokenizer=lambda text: {"input_ids": [1, 2, 3], "attention_mask": mask})  # noqa: B023
+        with pytest.raises(ShardError, match=r"key 'k\d+'.* returned the attention_mask .*each of its 3 tok"):
+            next(iter(loader_of(text, on_error="raise")))
 
 
 def test_a_mixture_has_the_captions_of_its_sources():

@@ -7,10 +7,12 @@ import collections
 import csv
 import functools
 import json
+import os
 import pathlib
 import pickle
 import re
 import shlex
+import signal
 import sys
 import types
 
@@ -23,13 +25,13 @@ import torch
 from helpers.checkouts import CROPS, PHOTOS, SMALL, TINY, copy, library, tracked, train
 from helpers.pictures import jpeg
 from helpers.small_tars import sample, write_tar
-from helpers.training import Net
+from helpers.training import Net, module
 from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
 from omegaconf import OmegaConf
 from tarpeg.remedies import Message, Setting
 from tarpeg_hydra.overrides import with_overrides
 
-from training.callbacks import DataSummary
+from training.callbacks import DataSummary, Interrupt
 from training.checkpoints import KeepArguments, with_those_of_checkpoint
 from training.checks import ConfigError, check_arrays, check_checkpoint, check_run, check_trainer
 from training.classifier import Classifier
@@ -67,10 +69,21 @@ def steps(done):
     return int(match[1])
 
 
+GCSFS = """
+import logging
+
+class GCSFileSystem:
+    pass
+
+logging.getLogger("gcsfs").info("gcsfs experimental features enabled")
+"""
+
+
 def test_it_trains_logs_and_checkpoints_and_resumes(checkout):
+    (checkout / "gcsfs.py").write_text(GCSFS)  # as the package, which Lightning imports
     done = good(checkout, *TINY, "hydra.run.dir=outputs/first")
     assert steps(done) == 3
-    for noise in ("litlogger", "LeafSpec", "Warning", "warn", "profile:"):
+    for noise in ("gcsfs", "litlogger", "LeafSpec", "Warning", "warn", "profile:"):
         assert noise not in done.stdout + done.stderr, done.stderr
     out = checkout / "outputs" / "first"
     with next(out.glob("csv/*/metrics.csv")).open() as file:
@@ -106,7 +119,7 @@ class Stop(Callback):
 
 
 NONE_YET = "there is no checkpoint yet: one is written after each validation"
-LAST = "to go on from here: python train.py {} ckpt_path=outputs/stopped/checkpoints/last.ckpt"
+LAST = "to go on from the last checkpoint: python train.py {} ckpt_path=outputs/stopped/checkpoints/last.ckpt"
 
 
 @pytest.mark.parametrize(("epoch", "line"), [(0, NONE_YET), (1, LAST)])
@@ -127,19 +140,58 @@ import signal
 from lightning.pytorch import Callback
 
 class Press(Callback):
-    def __init__(self, hook, step):
+    def __init__(self, hook, step, number):
         setattr(self, hook, self.press)
-        self.step, self.is_pressed = step, False
+        self.step, self.number, self.is_pressed = step, number, False
 
     def press(self, trainer, *_):
         if trainer.global_step == self.step and not trainer.sanity_checking and not self.is_pressed:
             self.is_pressed = True
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), self.number)
 """
 
 
+QUIET = {
+    **{"max_epochs": 1, "accelerator": "cpu", "limit_val_batches": 0, "logger": False},
+    **{f"enable_{name}": False for name in ("progress_bar", "model_summary", "checkpointing")},
+}
+
+
+class Send(lightning.Callback):
+    """Sends a signal to this process before the second step."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == 1:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_after_its_batch_with_a_checkpoint_of_that_place(photos, tmp_path, number):
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    interrupt = Interrupt(tmp_path)
+    trainer = lightning.Trainer(**QUIET, callbacks=[Send(number), interrupt])
+    try:
+        with pytest.raises(SystemExit):
+            trainer.fit(Net(), module(photos))
+    finally:
+        signal.signal(signal.SIGINT, before[signal.SIGINT])  # Lightning ignores it from then on
+    assert interrupt.number == number and signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
+    saved = torch.load(tmp_path / "interrupted.ckpt", weights_only=False)
+    assert (saved["global_step"], interrupt.saved) == (2, str(tmp_path / "interrupted.ckpt"))
+
+
+def test_the_signals_are_those_of_others_again_after_a_run(photos, tmp_path):
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    trainer = lightning.Trainer(**QUIET, callbacks=[Interrupt(tmp_path)], limit_train_batches=1)
+    trainer.fit(Net(), module(photos))
+    assert before == {each: signal.getsignal(each) for each in before}
+
+
 @pytest.mark.slow
-def test_a_run_goes_on_from_exactly_where_ctrl_c_ended_it(checkout):
+def test_a_run_goes_on_from_exactly_where_ctrl_c_or_sigterm_ended_it(checkout):
     (checkout / "press.py").write_text(PRESS)
     few = (*TINY, "trainer.max_epochs=2", "logger=none")
 
@@ -149,12 +201,19 @@ def test_a_run_goes_on_from_exactly_where_ctrl_c_ended_it(checkout):
 
     good(checkout, *few, "hydra.run.dir=outputs/whole")
     whole = weights("whole")
-    for hook, step, at in (("on_train_batch_start", 1, 2), ("on_validation_batch_start", 3, 3)):
+    cases = (
+        ("on_train_batch_start", 1, 2, signal.SIGTERM),
+        ("on_validation_batch_start", 3, 3, signal.SIGINT),
+    )
+    for hook, step, at, number in cases:
         press = ("+callbacks.press._target_=press.Press", f"+callbacks.press.hook={hook}")
-        press += (f"+callbacks.press.step={step}", "hydra.run.dir=outputs/pressed")
+        press += (f"+callbacks.press.step={step}", f"+callbacks.press.number={number:d}")
+        press += ("hydra.run.dir=outputs/pressed",)
         done = train(checkout, *few, *press, TARPEG_LIB_DIR=library())
         path = "outputs/pressed/checkpoints/interrupted.ckpt"
-        assert done.returncode == 130 and "Ctrl-C: ends after this batch or validation" in done.stderr
+        name = {signal.SIGINT: "Ctrl-C"}.get(number, "SIGTERM")
+        assert done.returncode == 128 + number, done.stderr
+        assert f"{name}: ends after this batch or validation" in done.stderr
         command = f"python train.py {' '.join([*few, *press[:-1]])} ckpt_path={path}"
         assert done.stdout.splitlines()[-1] == f"interrupted; to go on from here: {command}"
         assert torch.load(checkout / path, weights_only=False)["global_step"] == at

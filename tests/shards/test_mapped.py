@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import tarfile
 import threading
 from pathlib import Path
@@ -92,6 +93,27 @@ def test_samples_without_image_are_left_out_with_one_warning_each_time(tmp_path)
             shards = Shards([path])
         assert len(caught) == 1 and caught[0].filename == "tarpeg"
         assert images(shards) == [b"B", b"D"] and shards.members([1], "cls")[0] == b"4"
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_members_of_a_key_that_are_not_together_are_named_with_the_remedy(tmp_path, several):
+    images = [(f"{key}.jpg", b"J") for key in ("b1", "a10", "a1", "a")]
+    labels = [(f"{key}.cls", b"7") for key in ("a1", "b1", "a10")]
+    path = write_tar(tmp_path / "a.tar", [("a.md", b""), *images, *labels, ("b.md", b"")])
+    other = write_tar(tmp_path / "b.tar", [("a1.jpg", b"J"), ("a.cls", b"1"), ("a2.md", b"")])
+    remedy = r"of key 'a' are not next to each other in the tar, .* --sort=name"
+    for _ in range(2):  # of the tar, and of its index
+        with pytest.warns(UserWarning) as caught:
+            shards = Shards([path, other], several=several)
+        one, two = (str(each.message) for each in caught)
+        assert one.startswith(f"shard {path}: 5 samples have no image and are left out. The members")
+        assert re.search(remedy, one) and "--sort" not in two and "the first is key 'a'" in two
+    with pytest.raises(ShardError, match=rf"key 'a10' has no member 'cls', only \['jpg'\]. .*{remedy}"):
+        shards.labels([1])
+    with pytest.raises(ShardError, match=r"key 'a1' has no member 'cls', only \['jpg'\]. Write its label"):
+        Shards.joined([shards, shards]).labels([4])
+    with pytest.raises(ShardError, match=remedy):
+        pickle.loads(pickle.dumps(Shards.joined([shards, shards]))).labels([5])
 
 
 def test_a_duplicate_extension_is_an_error_with_shard_and_key(tmp_path):

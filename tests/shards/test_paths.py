@@ -52,6 +52,19 @@ def test_expand_takes_an_existing_name_literally(tmp_path):
     assert expand(odd) == expand(path) == [path]
 
 
+@pytest.mark.parametrize("name", ["cache [1]", "data {old}", "data {a,b}", "[1]{a}?*"])
+def test_a_pattern_in_a_folder_whose_name_is_one_is_an_error_with_the_remedy(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    path = plain(folder / "train-000.tar")
+    for pattern in ("train-*.tar", "train-{000..001}.tar", "absent.tar"):
+        match = rf"shards .* has no match: .*the folder {re.escape(repr(str(folder)))}, which is there\. Give"
+        for read in (expand, expand_urls, list_source, open_source):
+            with pytest.raises(ShardError, match=match):
+                read(f"{folder}/{pattern}")
+    assert expand(folder) == expand([str(path)]) == [path]
+
+
 NOT_LOCAL = ["s3://bucket/a-{{000..001}}.tar", ["{dir}/a-000.tar", "https://host/a.tar"], "pipe:cat a.tar"]
 
 

@@ -26,6 +26,7 @@ from ..shards.manifest import (
     summed,
 )
 from ..shards.urls import local_folder
+from ..targets.reduced import refuse_reduced
 from . import job
 from .codecs import Codec, Tiled
 from .job import ShardJob, ShardResult
@@ -47,6 +48,10 @@ from .targets import BROKEN_TARGET, Problem, broken_targets
 _FORMAT = 1  # to be raised if the same source and parameters give other shards
 _BYTES_PER_PROCESS = 32 << 20  # takes about as long as the start of a process, which imports torch
 _SHOWN = 5  # reasons in an error
+_NAMES = (
+    " In shards, images are named KEY.EXTENSION, and the key ends at the first dot: 'v1.2.jpg' is the member "
+    "'2.jpg' of 'v1'."
+)
 
 
 class Progress(NamedTuple):
@@ -182,7 +187,8 @@ def build_cache(
         ValueError: For an argument out of range.
         ShardError: If the source cannot be read.
         CacheError: If too many samples are undecodable, ``dest`` holds a cache of another source or codec,
-            or other files, or the cache cannot be written.
+            or other files, the cache cannot be written, or ``targets`` in pixels do not fit the images that
+            ``codec`` reduces.
 
     Example:
         >>> report = tarpeg.build_cache(folder, tmp, tarpeg.Tiled(tile=64), executor=0)
@@ -198,6 +204,7 @@ def build_cache(
     if isinstance(executor, int) and executor < 0:
         raise ValueError(f"executor={executor!r} must be an Executor, or a number of processes, 0 or more")
     folder = Path(local_folder("dest", dest)).expanduser().absolute()
+    refuse_reduced(targets, job.describe_codec(codec), f"dest={str(folder)!r}")
     if images is not None:
         check_images("images", images)
     listing = listing_of(source, several=images is not None)
@@ -403,21 +410,24 @@ class _Builder:
     def _check_bad(self, samples: float, limit: float) -> None:
         if len(self.bad) <= allowed_bad(limit, samples):
             return
-        shown = [f"shard {bad.shard}, key {bad.key!r}: {bad.reason}" for bad in self.bad[:_SHOWN]]
-        more = f"; and {len(self.bad) - _SHOWN} more" * (len(self.bad) > _SHOWN)
         seen = self.samples + len(self.bad)
         enough = next(n / 100 for n in range(1, 101) if len(self.bad) <= n / 100 * seen)
         remedy = f", or set max_bad={enough}" if self.samples else ""
         raise CacheError(
             f"{len(self.bad)} of {seen} samples cannot be used, more than max_bad={self.max_bad} allows: "
-            f"{'; '.join(shown)}{more}. Repair the source{remedy}; finished shards are kept."
+            f"{self._reasons()}. Repair the source{remedy}; finished shards are kept."
         )
+
+    def _reasons(self) -> str:
+        shown = [f"shard {bad.shard}, key {bad.key!r}: {bad.reason}" for bad in self.bad[:_SHOWN]]
+        return "; ".join(shown) + f"; and {len(self.bad) - _SHOWN} more" * (len(self.bad) > _SHOWN)
 
     def _manifest(self, fingerprint: str) -> Manifest:
         if not self.samples:
+            is_named = any(bad.reason.startswith(job.NO_IMAGE_AMONG) for bad in self.bad)
             raise CacheError(
-                "the source has no decodable sample: there is nothing to cache. In shards, images are named "
-                "KEY.EXTENSION, and the key ends at the first dot: 'v1.2.jpg' is the member '2.jpg' of 'v1'."
+                f"there is nothing to cache: none of the {len(self.bad)} samples of the source can be used, "
+                f"{self._reasons()}.{_NAMES * is_named}"
             )
         results = [self.results[name] for name in self.names]
         shards = [_entry(result) for result in results if result.samples]

@@ -38,7 +38,7 @@ class Encoded(NamedTuple):
 
     Attributes:
         data: Bytes of the file.
-        extension: Extension of the member, such as "jpg".
+        extension: Extension of the member, one of tpj, jpg, jpeg, png, webp, bmp, tif, tiff, ppm, gif, avif.
         tile: Width of its tiles in pixels; None if it has none, or is not packed by ``Packed``.
         untiled: Reason, in a few words, if ``tile`` is None.
     """
@@ -53,7 +53,10 @@ class Codec(Protocol):
     """A frozen dataclass of plain values, which go into the manifest and the fingerprint of a cache."""
 
     def encode(self, data: bytes, extension: str) -> Encoded:
-        """Rewrite one image file. Raises DecodeError if it cannot be decoded."""
+        """Rewrite one image file of that extension, in lower case, without a dot.
+
+        Raises DecodeError if it cannot be decoded: the sample is left out. Any other error ends the build.
+        """
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class Resized:
 
     Pillow reduces the upright image, antialiased (Lanczos, from all of its pixels). Gray stays gray; an RGB
     colour profile is kept, other metadata is dropped. Smaller JPEGs are tiled without loss; smaller images of
-    other formats are converted to JPEG.
+    other formats are converted to JPEG. Other members stay as they are, so that loaders refuse targets in
+    pixels, such as ``Boxes``.
 
     Args:
         shorter: Largest shorter side in pixels.
@@ -143,7 +147,8 @@ class Packed:
     A JPEG that cannot be packed exactly is stored as ``Tiled`` stores it, and so are other formats.
 
     Args:
-        shorter: Reduce images to a shorter side of at most that many pixels first, as ``Resized`` does.
+        shorter: Reduce images to a shorter side of at most that many pixels first, as ``Resized`` does; not
+            for targets in pixels, such as ``Boxes``.
         quality: JPEG quality, 1 to 100, of reduced images and other formats before they are packed; None is
             90 with ``shorter``. Without it, None keeps the pixels of other formats, as PPM.
         tile: Desired width of the tiles in pixels.
@@ -187,7 +192,8 @@ class Raw:
     PPM cannot contain a colour profile or other metadata.
 
     Args:
-        shorter: Reduce images to a shorter side of at most that many pixels, as ``Resized`` does.
+        shorter: Reduce images to a shorter side of at most that many pixels, as ``Resized`` does; not for
+            targets in pixels, such as ``Boxes``.
 
     Example:
         >>> report = tarpeg.build_cache(shards, tmp, tarpeg.Raw(shorter=96), executor=0)

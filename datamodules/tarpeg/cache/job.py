@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import secrets
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +30,16 @@ from ..errors import CacheError, DecodeError
 from ..files import read_regular, write_json
 from ..shards.image_names import pattern_of, stored_names
 from ..shards.index import build_from, save
+from ..shards.labels import DATA_ERRORS
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
-from ..shards.pillow import NATIVE, first_image, format_name, image_extension, is_animated
+from ..shards.pillow import (
+    IMAGE_EXTENSIONS,
+    NATIVE,
+    first_image,
+    format_name,
+    image_extension,
+    is_animated,
+)
 from ..shards.saved import SIZES_SUFFIX
 from ..shards.sizes import sizes_file, stamp_of
 from ..shards.source import is_label, label_text
@@ -45,8 +54,10 @@ WRONG_LABEL = "labels that are not 64-bit integers, at which training stops"
 NO_IMAGE = "samples without one of their images, which training replaces"
 NO_MASK = "samples without a mask, which training replaces"
 BROKEN_MASK = "masks that are broken or do not fit their image, which training replaces"
+NO_IMAGE_AMONG = "there is no image among its members"
 FRAMES = "images with several frames or pages, of which the first is in the cache"
 COMMIT_LOCK, CURRENT_BUILD = ".commit.lock", "build.fingerprint"
+_TILE = re.compile("[1-9][0-9]{0,5}")  # as in the manifest
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
@@ -291,7 +302,7 @@ def _images_of(images: str | tuple[str, ...], sample: Sample, wanted: Mapping[st
     found += [name for name in wanted.values() if name is not None]
     if not found:
         asked = f", and none that images={images!r} means" if images else ""
-        raise DecodeError(f"there is no image among its members {list(members)}{asked}")
+        raise DecodeError(f"{NO_IMAGE_AMONG} {list(members)}{asked}")
     return list(dict.fromkeys(found))
 
 
@@ -339,13 +350,8 @@ def _encode(
     """
     names, encoded = {name: name for name in sample.members}, {}
     for image in images:
-        stem, dot, kind = image.rpartition(".")
-        try:
-            found = codec.encode(sample.members[image], kind)
-        except DecodeError as error:
-            if not dot:
-                raise
-            raise DecodeError(f"member {image!r}: {error}") from error
+        stem, dot, _ = image.rpartition(".")
+        found = _encoded_image(codec, sample, image)
         names[image] = f"{stem}{dot}{found.extension}"
         encoded[names[image]] = found
     members = {names[name]: content for name, content in sample.members.items()}
@@ -367,6 +373,42 @@ def _encode(
         members[names[image]] = encoded[names[image]].data
         _count_encoded(sample.members[image], image, encoded[names[image]], result)
     return members, names
+
+
+def _encoded_image(codec: Codec, sample: Sample, image: str) -> Encoded:
+    """Return what a codec, which may be one of the user, makes of an image.
+
+    Raises DecodeError if it cannot be decoded, and CacheError if the codec fails or returns something else.
+    """
+    try:
+        found = codec.encode(sample.members[image], image.rpartition(".")[2])
+    except DecodeError as error:
+        if "." not in image:
+            raise
+        raise DecodeError(f"member {image!r}: {error}") from error
+    except DATA_ERRORS as error:
+        raise _codec_error(codec, sample, image, f"failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Encoded):
+        raise _codec_error(codec, sample, image, f"returned {type(found).__name__}")
+    is_right = {
+        "data": isinstance(found.data, (bytes, bytearray)),
+        "extension": found.extension in IMAGE_EXTENSIONS,
+        "tile": found.tile is None or _TILE.fullmatch(str(found.tile)),
+        "untiled": isinstance(found.untiled, str),
+    }
+    wrong = next((name for name, is_it in is_right.items() if not is_it), None)
+    if wrong is not None:
+        raise _codec_error(codec, sample, image, f"returned {wrong}={getattr(found, wrong)!r:.60}")
+    return found
+
+
+def _codec_error(codec: Codec, sample: Sample, image: str, what: str) -> CacheError:
+    return CacheError(
+        f"shard {sample.shard}, key {sample.key!r}: encode() of codec={codec!r} {what}, for the member "
+        f"{image!r}. It returns tarpeg.codecs.Encoded(data, extension, tile, untiled): bytes; one of "
+        f"{', '.join(IMAGE_EXTENSIONS)}; the width of its tiles in pixels, or None; and a text, why it has "
+        "none. For an image that is to be left out it raises tarpeg.DecodeError."
+    )
 
 
 def _mixed_up(images: Sequence[str], names: dict[str, str]) -> list[tuple[str, str]]:

@@ -163,9 +163,8 @@ def assign_samples(listing: Sequence[SourceShard], indexes: Sequence[TarIndex], 
 
 def _no_image(index: TarIndex) -> str:
     """Return the reason why samples without an image are left out, of which an index has the first key."""
-    own, first = ShardIndex.of(index), index.first_left_out
-    if any(own.key(row) == first for row in range(len(own))):
-        return f"key {first!r} occurs twice, its members are not together; one of such samples of the shard"
+    if index.apart:
+        return f"key {index.apart!r} occurs twice, its members are not together; one of such in the shard"
     return _NO_IMAGE
 
 

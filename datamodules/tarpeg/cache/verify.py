@@ -25,6 +25,7 @@ from ..shards.manifest import BUILDING, MANIFEST, ShardEntry, read_manifest
 from ..shards.saved import SUFFIXES
 from ..shards.urls import local_folder
 from ..shards.wds_index import index_path, parse
+from ..targets.reduced import refuse_reduced
 from .build import Progress
 from .codecs import row_index_fits
 from .masks import is_banded
@@ -99,7 +100,8 @@ def verify_cache(
         progress: Called after each shard.
 
     Raises:
-        CacheError: If the folder holds no finished cache, or its manifest is damaged.
+        CacheError: If the folder holds no finished cache, or its manifest is damaged; or if ``targets`` are
+            in pixels and its codec has reduced the images.
 
     Example:
         >>> report = tarpeg.build_cache(shards, tmp, executor=0)
@@ -113,6 +115,7 @@ def verify_cache(
     if manifest is None:
         found = "an unfinished build: run it again" if (folder / BUILDING).exists() else "no cache"
         raise CacheError(f"{folder} holds {found} (there is no {MANIFEST}).")
+    refuse_reduced(targets, manifest.codec, f"the cache {folder}")
     if executor is None and manifest.bytes < _SMALL:
         executor = 0
     library.load()  # compiles the operators if necessary: once, not in every worker

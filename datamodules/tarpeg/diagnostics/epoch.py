@@ -102,7 +102,7 @@ class EpochPlan:
         batches: Batches, on each rank.
         world: Number of ranks.
         shapes: The batches of each shape, those with most samples first.
-        shown: Share of the images' pixels that are under a crop, a mean over samples and views.
+        shown: Share of its image's pixels that a crop shows, a mean over samples and views.
         enlarged: Share of the crops that are enlarged.
         padding: Share of the batches' pixels that is padding.
         pixels: Pixels of all images of all batches, on this rank.
@@ -145,8 +145,8 @@ class EpochPlan:
                     for name, (count, epochs) in self.sources.items()
                 ),
                 *(f"  {shape}" for shape in self.shapes),
-                f"  {self.shown:.1%} of the images' pixels are under the crops, {self.enlarged:.1%} of the "
-                "crops are enlarged",
+                f"  a crop shows {self.shown:.1%} of its image on average, {self.enlarged:.1%} of the crops "
+                "are enlarged",
                 f"  {self.padding:.1%} of the batches' {self._parts} are padding",
                 *(f"  {each}" for each in self.captions),
                 *["  workers gather tiles, and batches are decoded on their device"] * self.on_device,
@@ -233,7 +233,8 @@ def _plans_of_captions(loader: Loader, epoch: int, most: int) -> list[CaptionPla
         read = [each for each in values if isinstance(each, dict)]
         samples, broken = samples + len(values), broken + len(values) - len(read)
         for name in texts:
-            lengths[name] += [len(tokens) for each in read for tokens in each[name]]
+            tokens = (row for each in read for row in each[name])
+            lengths[name] += [int((row >= 0).sum()) for row in tokens]  # without padding of the tokenizer
             places[name] += _tokens_of(collated({name: texts[name]}, values), name).input_ids.size
         if samples >= most:
             break

@@ -23,12 +23,13 @@ from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fra
 from ..shards.image_names import Pattern, check_images, listed, pattern_of
 from ..shards.label import Label, Labels, given_labels, labels_in_members
 from ..shards.labels import Decode, Target, check_target, read_labels
-from ..shards.opening import classes_of, open_source, places_of
+from ..shards.opening import classes_of, codecs_of, open_source, places_of
 from ..shards.paths import Paths, identity, resolved
 from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
 from ..shards.tables import class_names, is_frame, read_table, streamed_table_labels, table_labels
 from ..targets.protocols import check_targets, has_flat, type_names
+from ..targets.reduced import in_pixels, refuse_reduced
 from ..targets.steps import have_rectangles, least_boxes
 from ..transforms.pipeline import Pipeline, Uncropped, pipeline_of
 from ..transforms.plan import Plan, plan_of
@@ -182,7 +183,15 @@ class Split:
         ``is_first``: Whether this process logs what all processes would log.
         """
         target = None if self.labels is not None else self.target
-        return open_source(self.shards, target, is_first=is_first, several=self.image is not None)
+        source = open_source(self.shards, target, is_first=is_first, several=self.image is not None)
+        self.check_not_reduced()
+        return source
+
+    def check_not_reduced(self) -> None:
+        """Raise CacheError for targets in pixels, of a cache whose codec has reduced the images."""
+        if in_pixels(self.targets):
+            for folder, codec in codecs_of(self.shards).items():
+                refuse_reduced(self.targets, codec, f"the cache {folder}")
 
     def check_labels(self, source: Source) -> None:
         """Raise ShardError if the first sample has no label, before a loss meets it, or a table is wrong.

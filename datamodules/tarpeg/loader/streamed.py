@@ -37,6 +37,7 @@ class StreamedFeed:
         streaming = split.streaming if isinstance(split.streaming, Streaming) else Streaming()
         rank, world = ranks.rank, ranks.world
         urls = split.urls()
+        split.check_not_reduced()
         self._workers = config.workers_and_threads[0]
         _check_shards(len(urls), world, self._workers)
         self._is_sized = streaming.samples is not None

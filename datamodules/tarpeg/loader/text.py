@@ -48,8 +48,9 @@ class Text:
             "json:caption", with a text or a list of texts; "json" alone is such a list. A name that ends in
             "?", as "txt?", may be missing or empty: the caption is "".
         tokenizer: Called by the worker, see ``Tokens``: a tokenizer of transformers; or a function that
-            returns the tokens of a text, as a list or array of integers or a tensor ``[n]`` or ``[1, n]``. It
-            must be one that pickles if the worker processes are not forked. None: texts.
+            returns the tokens of a text, as a list or array of integers or a tensor ``[n]`` or ``[1, n]``; or
+            a dict of ``input_ids`` and ``attention_mask``, whose padding is kept and masked. It must be one
+            that pickles if the worker processes are not forked. None: texts.
         max_length: Tokens of a caption, and the width of the batch. None: all of them, and batches are as
             wide as their longest caption, on each rank.
         dropout: Probability, 0 to 1, of the empty caption in place of all others; in training only.
@@ -290,18 +291,18 @@ class Text:
         return tokenizer(texts, padding=False, return_attention_mask=False, verbose=False, **limit)
 
     def _checked(self, text: str, found: Any) -> Int64:
-        """Return tokens as an array [n]. Raises _TokenError if they are none, or too many."""
+        """Return tokens as an array [n], with ~token for padding by the tokenizer itself.
+
+        Raises _TokenError if they are none, or too many.
+        """
+        mask = None
         if isinstance(found, Mapping) and "input_ids" in found:
-            found = found["input_ids"]
-        found = getattr(found, "ids", found)  # an Encoding of tokenizers
+            found, mask = found["input_ids"], found.get("attention_mask")
+        elif hasattr(found, "ids"):  # an Encoding of tokenizers
+            found, mask = found.ids, getattr(found, "attention_mask", None)
         if isinstance(found, Tensor):
             found = found.detach().cpu().numpy()
-        try:
-            array = np.asarray(found)
-        except (ValueError, OverflowError):  # lists of several lengths
-            array = np.asarray(None)
-        if array.ndim == 2 and len(array) == 1:
-            array = array[0]
+        array = _row_of(found)
         is_empty = array.ndim == 1 and not array.size
         is_tokens = array.ndim == 1 and array.dtype.kind in "iu"
         if not is_empty and not (is_tokens and array.min() >= 0 and array.max() <= _MOST_TOKEN):
@@ -311,13 +312,24 @@ class Text:
                 f"is {as_json(text)}: tokenizer={_shown(self.tokenizer)} returned {what}, not a list of "
                 "integers of at least 0"
             )
+        array = array.astype(np.int64)
+        if mask is not None:
+            is_token = _row_of(mask)
+            if is_token.shape != array.shape or not np.isin(is_token, (0, 1)).all():
+                raise _TokenError(
+                    f"is {as_json(text)}: tokenizer={_shown(self.tokenizer)} returned the attention_mask "
+                    f"{shown(mask)}, not 1 or 0 for each of its {len(array)} tokens"
+                )
+            array = np.where(is_token, array, ~array)
         most = self.max_length
+        if most is not None and len(array) > most:
+            array = array[array >= 0]
         if most is not None and len(array) > most and not self.truncate:
             raise _TokenError(
                 f"is {as_json(text)}: it has {len(array)} tokens, more than max_length={most}; truncate=True "
                 "cuts it"
             )
-        return array[:most].astype(np.int64)
+        return array[:most]
 
 
 class Tokens(NamedTuple):
@@ -388,6 +400,8 @@ def _column(text: Text, rows: list[list[Any]]) -> Any:
     ids = np.full(mask.shape, pad, np.int64)
     if each:
         ids[mask] = np.concatenate(each)
+        mask &= ids >= 0
+        ids = np.where(ids < 0, ~ids, ids)  # the padding of a tokenizer keeps its token
     arrays: list[Any] = [part if is_all else part[:, 0] for part in (ids, mask.astype(np.int64))]
     return Tokens(arrays[0], arrays[1])
 
@@ -443,6 +457,15 @@ def check_texts(members: Any, others: type) -> None:
 
 def _is_of_transformers(tokenizer: Any) -> bool:
     return all(hasattr(tokenizer, name) for name in ("pad_token_id", "model_max_length", "encode"))
+
+
+def _row_of(found: Any) -> np.ndarray[Any, Any]:
+    """Return what a tokenizer returned as an array, one of [1, n] as [n]."""
+    try:
+        array = np.asarray(found.detach().cpu() if isinstance(found, Tensor) else found)
+    except (ValueError, OverflowError):  # lists of several lengths
+        array = np.asarray(None)
+    return array[0] if array.ndim == 2 and len(array) == 1 else array
 
 
 def _own_copy(tokenizer: Any) -> Any:

@@ -50,7 +50,7 @@ class TarIndex:
         members: int64 [3, M], rows EXTENSION (an index into ``extensions``), OFFSET and NBYTES (in the tar).
         extensions: Extensions of the members, each once.
         left_out: Number of samples without an image.
-        first_left_out: Key of the first of them.
+        first_left_out: Key of the first of them whose image is elsewhere in the tar; or else of the first.
     """
 
     tar_nbytes: int
@@ -61,6 +61,16 @@ class TarIndex:
     extensions: tuple[str, ...]
     left_out: int
     first_left_out: str
+
+    @property
+    def apart(self) -> str:
+        """A key whose members are not together: an image, and later others; "" for none."""
+        key = self.first_left_out.encode("utf-8", "surrogateescape")
+        ends = self.samples[KEY_END]
+        begins = ends[np.diff(ends, prepend=0) == len(key)] - len(key)
+        for place, byte in enumerate(key):
+            begins = begins[self.keys[begins + place] == byte]
+        return self.first_left_out if self.left_out and len(begins) else ""
 
 
 KEY_END, MEMBER_END, IMAGE = range(3)
@@ -228,6 +238,8 @@ def build_from(
             + _remedy(members_there)
             * (not several)
         )
+    apart = {key.encode("utf-8", "surrogateescape") for key in left_out}.intersection(keys)
+    found_apart = (key for key in left_out if key.encode("utf-8", "surrogateescape") in apart)
     return TarIndex(
         tar_nbytes=nbytes,
         tar_mtime_ns=mtime_ns,
@@ -236,7 +248,7 @@ def build_from(
         members=np.array(members, np.int64).T.copy(),
         extensions=tuple(codes),
         left_out=len(left_out),
-        first_left_out=left_out[0] if left_out else "",
+        first_left_out=next(itertools.chain(found_apart, left_out), ""),
     )
 
 

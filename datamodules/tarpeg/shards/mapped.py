@@ -71,6 +71,7 @@ class Shards(Source):
         self._stats: list[tuple[int, int]] = []
         self._stamps: list[int] = []
         self._contents: list[str] = []
+        self._apart: list[str] = []
         self._cached_images: tuple[str, ...] | None = None
         self._several = several
         self._take(ShardIndex.join(self._opened(threads), len(self._paths)))
@@ -100,7 +101,7 @@ class Shards(Source):
         """
         found = cls.__new__(cls)
         found._several = parts[0]._several
-        for name in ("_paths", "_stats", "_stamps", "_contents"):
+        for name in ("_paths", "_stats", "_stamps", "_contents", "_apart"):
             setattr(found, name, [each for part in parts for each in getattr(part, name)])
         found._take(ShardIndex.join((part._index for part in parts), len(found._paths)))
         first = 0
@@ -137,6 +138,7 @@ class Shards(Source):
                 self._stats += opened.stats
                 self._stamps += opened.stamps
                 self._contents += opened.contents
+                self._apart += opened.apart
                 if opened.cached_images is not None:
                     self._cached_images = (*(self._cached_images or ()), *opened.cached_images)
                 yield opened.index
@@ -333,6 +335,12 @@ class Shards(Source):
                     "check the disk. Start again to index it again."
                 )
 
+    def why_missing(self, id: int) -> str:
+        """Return why members of the sample's shard may be missing, and the remedy; "" if nothing is known."""
+        (row,) = self._checked([id]).tolist()
+        key = self._apart[int(self._index.shard[row])]
+        return _apart(key) if key else ""
+
     @property
     def cached_images(self) -> tuple[str, ...] | None:  # noqa: D102
         return self._cached_images
@@ -483,6 +491,7 @@ class _Opened:
         stats: Size (bytes) and time of modification (ns) of each tar.
         stamps: A number for each tar, that changes with its content: see ``sizes.load_or_read``.
         contents: Texts of ``identities()``.
+        apart: Of each tar, a key whose members are not together, or "".
         warning: Warning about samples that were left out.
         cached_images: As of ``Source``.
     """
@@ -491,6 +500,7 @@ class _Opened:
     stats: list[tuple[int, int]]
     stamps: list[int]
     contents: list[str]
+    apart: list[str]
     warning: str = ""
     cached_images: tuple[str, ...] | None = None
 
@@ -529,6 +539,10 @@ def _open(group: list[tuple[Path, ShardEntry | None]], several: bool) -> _Opened
         f"shard {path}: {index.left_out} samples have no image and are left out, "
         f"the first is key {index.first_left_out!r}"
     )
+    if index.apart:
+        warning = (
+            f"shard {path}: {index.left_out} samples have no image and are left out. {_apart(index.apart)}"
+        )
     # The size alone says little: a tar is filled up to whole blocks, often of 10 KiB.
     found = hashlib.sha256(index.keys.tobytes() + index.members[NBYTES].tobytes()).hexdigest()[:16]
     contents = [f"{path.name} ({index.tar_nbytes} bytes, {index.samples.shape[1]} samples, {found})"]
@@ -537,7 +551,15 @@ def _open(group: list[tuple[Path, ShardEntry | None]], several: bool) -> _Opened
         stats=[(index.tar_nbytes, index.tar_mtime_ns)],
         stamps=[index.tar_mtime_ns],
         contents=contents,
+        apart=[index.apart],
         warning=warning or "",
+    )
+
+
+def _apart(key: str) -> str:
+    return (
+        f"The members of key {key!r} are not next to each other in the tar, as those of each sample must be: "
+        "write it again, sorted by name, as tar --sort=name does."
     )
 
 
@@ -576,5 +598,6 @@ def _open_cached(paths: Sequence[Path], listed: Sequence[ShardEntry]) -> _Opened
         stats=stats,
         stamps=[stamp_of(entry.sha256) for entry in listed],
         contents=[f"{entry.name} (sha256 {entry.sha256[:32]})" for entry in listed],
+        apart=[""] * len(listed),
         cached_images=(),
     )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable
+from pathlib import Path
 
 from ..errors import ShardError, warn
 from .classes import classes_beside
+from .manifest import CodecEntry, read_manifest
 from .mapped import Shards
 from .paths import Paths, expand, identity, resolved
 from .source import Source, completed, is_source
+from .stream import expand_urls
 from .unlabelled import find_images
+from .urls import is_url
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,15 @@ def classes_of(given: Paths | Source) -> list[str] | None:
     if is_source(given):
         return open_source(given).classes()
     return None if find_images(given) is not None else classes_beside(expand(given, is_split=True))
+
+
+def codecs_of(given: Paths | Source) -> dict[Path, CodecEntry]:
+    """Return the codecs of the local caches that shards are of, by folder. Raises as ``open_source``."""
+    if is_source(given) or find_images(given) is not None:
+        return {}
+    folders = sorted({Path(name).parent for name in expand_urls(given) if not is_url(name)})
+    manifests = {folder: read_manifest(folder) for folder in folders}
+    return {folder: found.codec for folder, found in manifests.items() if found is not None}
 
 
 def _place(given: object) -> Hashable:

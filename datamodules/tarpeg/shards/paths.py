@@ -47,7 +47,16 @@ def expand(source: Paths, *, is_split: bool = False) -> list[Path]:
         raise ShardError("shards=[] has no shards. Give a folder, a glob, a brace pattern or paths.")
     paths: list[Path] = []
     for part in parts:
-        found = list(_expand_one(part))
+        try:
+            found = list(_expand_one(part))
+        except ShardError as error:
+            if folder := _folder_as_pattern(part):
+                raise ShardError(
+                    f"shards {part!r} has no match: *, ?, [ ] and {{ }} are read as a pattern, also those "
+                    f"in the name of the folder {folder!r}, which is there. Give the folder, or a list of "
+                    "the paths of its shards, which are read as they are; or rename it."
+                ) from error
+            raise
         if is_split and Path(part).expanduser().is_dir():
             refuse_several_splits(part, [path.name for path in found])
         paths += found
@@ -143,6 +152,13 @@ def _expand_one(text: str) -> Iterator[Path]:
         yield from files
     else:
         raise ShardError(_missing(text))
+
+
+def _folder_as_pattern(text: str) -> str:
+    """Return the folder of a pattern that is there, if its name is read as a part of the pattern; else ""."""
+    folder = str(Path(text).expanduser().parent)
+    is_magic = glob.has_magic(folder) or "{" in folder
+    return folder if is_magic and Path(folder).is_dir() else ""
 
 
 def _expand_existing(text: str) -> Iterator[Path]:

@@ -336,7 +336,8 @@ def where_of(source: Source, id: int) -> str:
 def missing(source: Source, id: int, extension: str, remedy: str = _LABEL) -> ShardError:
     """Return the error for a sample without that member."""
     name, found = plain(extension), source.extensions(id)
-    return ShardError(f"{where_of(source, id)} has no member {name!r}, only {found}. {remedy}")
+    why = source.why_missing(id) if hasattr(source, "why_missing") else ""  # of Shards
+    return ShardError(f"{where_of(source, id)} has no member {name!r}, only {found}. {why or remedy}")
 
 
 def plain(extension: str) -> str:

@@ -1,0 +1,38 @@
+"""Targets in pixels, and caches of reduced images, which they do not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import CacheError
+from ..shards.manifest import CodecEntry
+from .boxes import Boxes
+from .instances import InstanceMasks
+from .keypoints import Keypoints
+from .protocols import by_name
+
+# Pictures, such as those of Masks, have a size of their own, which is compared with that of their image.
+_IN_PIXELS = (Boxes, InstanceMasks, Keypoints)
+
+
+def in_pixels(targets: Any) -> list[str]:
+    """Return the types of those targets whose numbers are pixels of their image."""
+    found = [] if targets is None else by_name(targets).values()
+    return [type(each).__name__ for each in found if isinstance(each, _IN_PIXELS)]
+
+
+def refuse_reduced(targets: Any, codec: CodecEntry, where: str) -> None:
+    """Raise CacheError for targets in pixels, if a codec reduces their images.
+
+    Args:
+        targets: As of ``Split``, or None.
+        codec: As in a manifest. Of one's own, too, ``shorter`` is a parameter that reduces images.
+        where: The cache, for the message.
+    """
+    names, shorter = in_pixels(targets), codec["parameters"].get("shorter")
+    if names and shorter is not None:
+        raise CacheError(
+            f"{where}: its codec {codec['name']}(shorter={shorter!r}) reduces images and no other member, so "
+            f"targets={', '.join(names)}, in pixels of the images as they were, would not fit. Build it "
+            "without shorter=, as tarpeg.Packed() or tarpeg.Tiled() does."
+        )
