@@ -321,6 +321,7 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.trainer is not None:
             trainer, sampler = weakref.proxy(self.trainer), loader.sampler
             sampler.on_epoch = partial(_epoch_of_a_restart, trainer, weakref.proxy(sampler))
+            loader.unused = partial(_batches_under_way, weakref.ref(self.trainer))
         return loader
 
     def source_dataloader(self, name: str) -> Loader:
@@ -419,6 +420,8 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
+        if self._train is not None:  # a checkpoint that is written later is of this place, too
+            self._train.unused = partial(int, self._train.unused())
         self._close()
         for name, split in self._given().items():
             if kind_of(name) == "train" and name in self._samples:
@@ -625,17 +628,35 @@ def _in_order(split: Split) -> Split:
     return split.in_order() if split.shuffle is None else split
 
 
+def _batches_under_way(reference: weakref.ref[lightning.Trainer]) -> int:
+    """Return how many batches the trainer has taken from the loader and not trained on.
+
+    One within a step, for checkpoints that an exception or a signal writes; and one that Lightning fetches
+    ahead of a stream without a length. The attributes are private: 0 in a version without them, and if
+    ``training_step`` itself takes batches from an iterator, as many as it likes.
+    """
+    trainer = reference()
+    loop: Any = None if trainer is None else trainer.fit_loop
+    fetcher: Any = getattr(loop, "_data_fetcher", None)
+    if not hasattr(fetcher, "fetched") or hasattr(fetcher, "iterator_wrapper"):
+        return 0
+    ahead, done = len(getattr(fetcher, "batches", ())), loop.epoch_loop.batch_progress.current.processed
+    # Less than none: before a resumed epoch goes on, whose batches are not counted as fetched yet.
+    return int(ahead + max(fetcher.fetched - ahead - done, 0))
+
+
 def _warn_of_left_out(loop: Any) -> None:
     """Warn of a checkpoint within an epoch of which Lightning has a position, and the loader has none.
 
     Lightning does so itself for loaders without a state, which this one has.
     """
     batches = loop.batch_progress
-    if batches.current.ready and not batches.is_last_batch:
+    done = batches.current.processed
+    if done and not batches.is_last_batch:
         warn(
-            f"the checkpoint is at batch {batches.current.ready} of an epoch, and another data module or "
+            f"the checkpoint is at batch {done} of an epoch, and another data module or "
             "DataLoader wrote it: the epoch begins with its first batch, and the trainer ends it "
-            f"{batches.current.ready} batches early, whose samples do not come in it. A checkpoint from the "
+            f"{done} batches early, whose samples do not come in it. A checkpoint from the "
             "end of an epoch has no such gap; model.load_state_dict() takes the weights alone."
         )
 
@@ -645,7 +666,9 @@ def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch
 
     If ``max_steps`` is set, Lightning 2.6.6 restarts within an epoch that has finished, which then has no
     batches (``_FitLoop.restarting``); and it counts an epoch as finished in which ``max_steps`` ended the run
-    before. These attributes are private: nothing is changed in a version without them.
+    before. It forgets a batch that was under way, of which it made no step, in the counts of the epoch alone,
+    and takes the batch before the last for the last. These attributes are private: nothing is changed in a
+    version without them.
     """
     loop = trainer.fit_loop
     progress = getattr(getattr(loop, "epoch_progress", None), "current", None)
@@ -653,10 +676,18 @@ def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch
         return epoch
     if loop.restarting and not sampler.is_within:
         _warn_of_left_out(loop.epoch_loop)
-    if not loop.restarting or not progress.ready == progress.started == progress.processed > 0:
+    batches: Any = loop.epoch_loop.batch_progress
+    done, is_over = batches.current.processed, progress.ready == progress.started == progress.processed
+    if sampler.is_unfinished and batches.is_last_batch:
+        if is_over or done >= trainer.num_training_batches:  # by limit_train_batches
+            sampler.resume(epoch - 1, 0, is_end=True)
+        else:  # that batch was under way
+            batches.is_last_batch = False
+    if loop.restarting:
+        batches.total.ready -= batches.current.ready - done
+        batches.total.started -= batches.current.started - done
+    if not loop.restarting or not is_over or not progress.processed:
         return epoch
-    if sampler.is_within and loop.epoch_loop.batch_progress.is_last_batch:  # by limit_train_batches
-        sampler.resume(epoch - 1, 0, is_end=True)
     if sampler.is_within:
         total: Any = loop.epoch_progress.total
         progress.processed -= 1

@@ -10,6 +10,7 @@ import types
 import warnings
 
 import pytest
+import tarpeg
 import torch
 from helpers.checkouts import ROOT
 from helpers.loaders import ALL
@@ -230,15 +231,59 @@ def test_a_state_that_is_loaded_twice_replaces_the_first(photos, on):
         on(1, two_of, loaders[1])
 
 
-def test_other_batches_on_the_processes_show_what_differs_alone(photos, on, monkeypatch):
-    facts = [{"seed": 0, "order": 5, "samples": 12}, {"seed": 1, "order": 5, "samples": 12}]
+def refused(on, monkeypatch, facts):
+    """The error for processes with these facts."""
 
     def gather(found, mine):
         found[:] = [(process, 2, facts[process], "") for process in (0, 1)]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    with pytest.raises(ShardError, match=r"train .*\{'seed': 0\} on rank 0 .*\{'seed': 1\} on rank 1"):
+    with pytest.raises(ShardError) as caught:
         on(0, DataRank(0, 2).compare, "train", facts[0])
+    return str(caught.value)
+
+
+def test_other_batches_on_the_processes_show_what_differs_alone(on, monkeypatch):
+    facts = [{"seed": 0, "order": 5, "samples": 12}, {"seed": 1, "order": 5, "samples": 12}]
+    text = r"train .*\{'seed': 0\} on rank 0 .*\{'seed': 1\} on rank 1.*same seed=\.$"
+    assert re.search(text, refused(on, monkeypatch, facts))
+
+
+def of_split(folder, settings):
+    return Loader(Split(folder, CenterCrop(8), **settings), 6, workers=0)
+
+
+def of_mixture(folder, settings):
+    own, shares = settings.get("a", {}), settings.get("mixture", {})
+    sources = {name: Split(folder, CenterCrop(8), **(own if name == "a" else {})) for name in "ab"}
+    mixture = tarpeg.Mixture(sources, **{"weights": {"a": 1, "b": 1}, **shares})
+    return tarpeg.MixtureLoader(mixture, 6, workers=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "names"),
+    [
+        (of_split, {"subset": range(12)}, ["subset="]),
+        (of_split, {"weights": [*range(23)]}, ["subset=", "weights=", "shuffle=", "repeats="]),
+        (of_split, {"shuffle": False}, ["shuffle="]),
+        (of_mixture, {"mixture": {"weights": {"a": 2, "b": 1}}}, ["weights=", "repeat=", "Mixture"]),
+        (of_mixture, {"mixture": {"batches": "per_source"}}, ["batches=", "Mixture"]),
+        (of_mixture, {"a": {"shuffle": False}}, ["shuffle=", "source 'a'"]),
+    ],
+)
+def test_other_arguments_on_the_processes_are_in_the_message(photos, on, monkeypatch, make, settings, names):
+    made = []
+
+    def gather(found, mine):
+        made.append(mine[2])
+        found[:] = [(process, 2, mine[2], "") for process in (0, 1)]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    for each in ({}, settings):
+        on(0, make, photos, each)
+    text = refused(on, monkeypatch, made)
+    assert "Give every rank the same" in text and all(name in text for name in names), text
+    assert "seed" not in text and "shards" not in text.replace("shards and subset=", "")
 
 
 def test_another_collective_on_another_process_is_an_error_with_the_remedy(on, monkeypatch):
@@ -318,7 +363,7 @@ def test_peers_of_one_rank_get_the_same_batches(photos, tmp_path):
     for sizes in ("1x2", "2x1"):
         for rank in ranks:
             assert len(rank[f"errors{sizes}"]) == 2, "other samples, of another number and of the same"
-            assert "Give every rank the same shards" in rank[f"errors{sizes}"][1]
+            assert re.search("Give every rank the same .*subset=", rank[f"errors{sizes}"][1])
 
 
 # Each way of the documentation, in one group of four processes; keys and sums of pixels of two epochs.

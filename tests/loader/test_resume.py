@@ -264,12 +264,127 @@ def test_a_run_that_max_steps_ended_within_an_epoch_goes_on_within_it(photos, tm
         fitted(tmp_path, module(photos), None, tmp_path / "last.ckpt", max_epochs=2)
 
 
-@pytest.mark.parametrize("at", [2, 3, 6, 7])
-def test_a_checkpoint_at_the_last_batch_of_an_epoch_that_the_trainer_limits(photos, tmp_path, at):
+class Failing(Net):
+    """Raises in a hook of the batch after ``at`` steps, or takes a checkpoint there and goes on."""
+
+    def __init__(self, hook="", at=0, error=ArithmeticError):
+        super().__init__()
+        self.hook, self.at, self.error = hook, at, error
+
+    def _fail(self, hook):
+        if hook == self.hook and self.global_step == self.at:
+            raise self.error
+
+    def on_after_batch_transfer(self, batch, _):
+        if self.trainer.training:
+            self._fail("transfer")
+        return batch
+
+    def on_train_batch_start(self, *_):
+        self._fail("start")
+
+    def training_step(self, batch, number):
+        self._fail("step")
+        return super().training_step(batch, number)
+
+    def on_train_batch_end(self, *_):
+        self._fail("end")
+
+    def validation_step(self, batch, number):
+        if not self.trainer.sanity_checking:
+            self._fail("validation")
+        super().validation_step(batch, number)
+
+
+class OnException(Callback):
+    """Lightning's OnExceptionCheckpoint, which a new Trainer would load without being asked."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_exception(self, trainer, *_):
+        trainer.save_checkpoint(self.path)
+
+
+def failed(folder, data, net, ckpt_path=None, **settings):
+    """The path of the checkpoint of a training that fails, and the steps that it made."""
+    path = folder / f"failed{net.hook}{net.at}.ckpt"
+    with pytest.raises((ArithmeticError, SystemExit)):  # of Ctrl-C
+        fitted(folder, data, net, ckpt_path, callbacks=[OnException(path)], **settings)
+    return path
+
+
+def own_warnings(caught):
+    """The warnings of tarpeg."""
+    return [str(each.message) for each in caught if each.filename == "tarpeg"]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("hook", "settings"),
+    [
+        ("step", {"val_check_interval": 2}),
+        ("start", {}),
+        ("transfer", {"limit_val_batches": 0}),
+        ("validation", {"val_check_interval": 1}),
+        ("step", {"max_steps": 18, "max_epochs": -1}),
+        ("end", {}),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 3, 5, 6])
+def test_a_batch_under_way_comes_again(photos, tmp_path, undisturbed, hook, at, settings, recwarn):
+    batches, settings = undisturbed[1], {"max_epochs": 3, **settings}
+    if hook in ("end", "validation"):
+        at = max(at, 1)  # after a step
+    net = Failing(hook, at, KeyboardInterrupt if at == 3 else ArithmeticError)
+    path = failed(tmp_path, module(photos), net, **settings)
+    assert steps(net)[:at] == batches[:at]
+    again = Failing("start", at + 1)  # of which the counts of Lightning know no step
+    path = failed(tmp_path, module(photos), again, path, **settings)
+    later = Failing("end", at + 2)
+    path = failed(tmp_path, module(photos), later, path, **settings)
+    resumed = fitted(tmp_path, module(photos, workers=1), None, path, **settings)
+    assert steps(net)[:at] + steps(again) + steps(later) + steps(resumed) == batches
+    assert resumed.trainer.fit_loop.epoch_loop.total_batch_idx == 17
+    assert not own_warnings(recwarn)
+
+
+def test_a_batch_under_way_of_a_mixture_and_a_checkpoint_after_the_failure(photos, tmp_path):
+    def data():
+        mixture = {name: tarpeg.Split(photos, tarpeg.RandomResizedCrop(16)) for name in "ab"}
+        return tarpeg.ShardDataModule(
+            tarpeg.Mixture(mixture, repeat={"a": 1, "b": 2}), workers=0, batch_size=4
+        )
+
+    whole = fitted(tmp_path, data(), max_epochs=2)
+    run, net = trainer(tmp_path, max_epochs=2), Failing("step", 4)
+    with pytest.raises(ArithmeticError):
+        run.fit(net, datamodule=data())
+    run.save_checkpoint(tmp_path / "after.ckpt")
+    resumed = fitted(tmp_path, data(), None, tmp_path / "after.ckpt", max_epochs=2)
+    assert steps(net) + steps(resumed) == steps(whole)
+
+
+@pytest.mark.parametrize("hook", ["step", "end"])
+def test_the_batch_that_lightning_fetches_ahead_of_a_stream_does_not_count(photos, tmp_path, hook):
+    split = tarpeg.Split(photos, tarpeg.Whole(16), streaming=True)
+    data = tarpeg.ShardDataModule(split, workers=0, batch_size=4)
+    path = failed(tmp_path, data, Failing(hook, 3))
+    assert torch.load(path, weights_only=True)["ShardDataModule"]["train"]["batches"] == 3
+
+
+@pytest.mark.parametrize("name", ["step2", "step3", "step6", "step7", "epoch0", "epoch1", "validation"])
+def test_a_checkpoint_of_an_epoch_that_the_trainer_limits(photos, tmp_path, name, recwarn):
     options = {"max_epochs": 3, "limit_train_batches": 3}
     batches = steps(fitted(tmp_path, module(photos), callbacks=[Every(tmp_path)], **options))
-    resumed = fitted(tmp_path, module(photos, workers=1), None, tmp_path / f"step{at}.ckpt", **options)
-    assert len(batches) == 9 and steps(resumed) == batches[at:]
+    assert len(batches) == 9
+    at, path = 3, tmp_path / f"{name}.ckpt"
+    if name == "validation":
+        path = failed(tmp_path, module(photos), Failing(name, at), **options)
+    else:
+        at = torch.load(path, weights_only=True)["global_step"]
+    resumed = fitted(tmp_path, module(photos, workers=1), None, path, **options)
+    assert steps(resumed) == batches[at:] and not own_warnings(recwarn)
 
 
 def test_a_checkpoint_that_another_loader_wrote_within_an_epoch_is_a_warning(photos, tmp_path, undisturbed):

@@ -340,6 +340,55 @@ def test_a_target_without_a_method_is_refused_and_errors_have_names_of_types():
             next(iter(load(None, split=split, workers=0, threads=0)))
 
 
+class Unread(Points):
+    returned = None
+
+    def read(self, source, ids):
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"), [(None, "a NoneType"), (iter("ab"), "a str_.*iterator"), ([1], "1 values")]
+)
+def test_what_read_must_return(returned, text):
+    target = Unread()
+    target.returned = returned
+    split = Split(Memory(), Whole(32), targets={"a": target}, shuffle=False)
+    with pytest.raises(
+        ValueError, match=rf"key '.*targets=Unread: read\(\) returned {text} for .* return a list"
+    ):
+        next(iter(load(None, split=split, workers=0, threads=0)))
+
+
+class Lazy(Points):
+    def move(self, value, view):
+        return (each for each in value)
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"target": None, "members": ["json"], "decode": lambda key, members: open}, None),
+        (
+            {"target": None, "members": ["json"], "decode": lambda key, members: (each for each in members)},
+            "decode= returned a generator",
+        ),
+        (
+            {"target": None, "members": ["json"], "decode": lambda key, members: lambda: key},
+            "decode= returned a function",
+        ),
+        ({"targets": {"fine": Points(), "lazy": Lazy()}}, r"move\(\) of targets=Lazy returned a generator"),
+    ],
+)
+def test_what_does_not_go_from_a_worker_process_to_this_one(options, argument):
+    loader = load(None, split=Split(Memory(), Whole(32), shuffle=False, **options), workers=1)
+    if argument is None:
+        assert next(iter(loader)).extra[0] is open
+        return
+    with pytest.raises(ShardError, match=rf"key '.*{argument}.* pickle .*workers=0"):
+        next(iter(loader))
+
+
 def test_size_of_gets_the_sizes_of_images_that_pillow_decodes():
     seen = []
 

@@ -7,6 +7,7 @@ import functools
 import math
 import mmap
 import os
+import pickle
 import time
 import weakref
 from collections import deque
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import warn
+from ..errors import ShardError, warn
 from ..sampling.sampler import Request
 from ..shards.marks import IF_IT_HANGS, SLOW, Watch, mark
 from ..shards.source import where_of
@@ -36,7 +37,17 @@ from .batch import (
     by_size,
     of_sizes,
 )
-from .messages import Answer, Job, JobMessage, ResultMessage, answer_message, answer_of, job_message, job_of
+from .messages import (
+    Answer,
+    Job,
+    JobMessage,
+    ResultMessage,
+    answer_message,
+    answer_of,
+    job_message,
+    job_of,
+    values_of_users,
+)
 from .text import as_tensors, collated
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
@@ -50,6 +61,8 @@ MOST_LENT = 3
 _FETCHING_THREADS = 2
 # Seconds for which close() waits for a GPU that reads the memory. It may hang, if another rank has died.
 _GRACE = 1.0
+
+_PICKLE_ERRORS = (pickle.PicklingError, TypeError, AttributeError)
 
 
 class _LentArray(weakref.ref[np.ndarray]):
@@ -385,7 +398,8 @@ class PrefetchRunner(Runner):
         buffers = BatchBuffers(nbytes, self._depth, shared=self._workers > 0, pins=self._pin)
         work = functools.partial(_fetch_into, self._fetcher, buffers, self._threads or 1, self._to_request)
         if self._workers:
-            return buffers, ProcessPool(functools.partial(_answer, work), self._workers)
+            dumps = functools.partial(_dumps, self._fetcher)
+            return buffers, ProcessPool(functools.partial(_answer, work), self._workers, dumps)
         return buffers, ThreadPool(work, _FETCHING_THREADS)
 
 
@@ -406,6 +420,29 @@ def _answer(work: Callable[[Job], Answer], message: JobMessage) -> ResultMessage
     """Do the work of a message; called by a worker process."""
     job = job_of(message)
     return answer_message(work(job), job)
+
+
+def _dumps(fetcher: Any, message: ResultMessage, job: JobMessage) -> bytes:
+    """Return the bytes of a message; called by a worker process.
+
+    Raises ShardError for what a function of the user's returned that does not pickle, with shard and key if
+    the samples are indexed.
+    """
+    try:
+        return pickle.dumps(message)
+    except _PICKLE_ERRORS:
+        request = job_of(job).request
+        for argument, row, value in values_of_users(message, fetcher.split):
+            try:
+                pickle.dumps(value)
+            except _PICKLE_ERRORS as error:
+                where = fetcher.where(int(request.ids[row])) if isinstance(request, Request) else "a stream"
+                raise ShardError(
+                    f"{where}: {argument} returned a {type(value).__name__} that a worker process cannot "
+                    f"send, because it does not pickle ({error}). Return numbers, texts, arrays or tensors, "
+                    "in lists or dicts; or give workers=0, which uses threads"
+                ) from error
+        raise
 
 
 def _fetch_into(

@@ -19,7 +19,7 @@ from ..shards.source import Source, where_of
 from .batch import FetchResult
 from .buffers import Runner, ToRequest
 from .config import LoaderConfig
-from .ranks import DataRank
+from .ranks import ORDER, DataRank
 from .split import Split
 from .streamed import StreamedFeed
 
@@ -34,7 +34,7 @@ _REMEDIES: dict[str, tuple[Part, ...]] = {
         " fixes it for any number of ranks)",
     ),
     "samples": (" (the shards and subset=)",),
-    "order": (" (shuffle=, subset=, weights= and repeats= of the split, and the buckets of its crop)",),
+    "order": (f" ({ORDER})",),
 }
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, NoReturn
@@ -140,6 +140,8 @@ class Loader:
     """Warning, if a Trainer's run ends because the model did not take uint8."""
     distorted_by: nn.Module | None = None
     """Module that distorts the delivered images, for a warning about members that it does not move."""
+    unused: Callable[[], int] = staticmethod(lambda: 0)
+    """Return how many of the delivered batches their consumer has not used: the state is that before them."""
     yields_gathered: bool = False
     """Whether ``iter()`` leaves ``decode="device"`` to its caller, which calls ``arrived``."""
 
@@ -440,9 +442,13 @@ class Loader:
         Integers, and the text ``data``: names and sizes of the shards in their order, or their checksums in
         a cache.
         """
-        length = self._feed.length_in_state(self._delivered)
-        position: State = {"epoch": self._epoch, "batches": self._delivered, "len": length}
-        return {"version": VERSION, **position, **self._feed.facts(), "data": self._data}
+        return {"version": VERSION, **self._position, **self._feed.facts(), "data": self._data}
+
+    @property
+    def _position(self) -> State:
+        """Epoch, batches that were delivered and used, and length of the epoch, as the state has them."""
+        used = max(self._delivered - self.unused(), 0)
+        return {"epoch": self._epoch, "batches": used, "len": self._feed.length_in_state(self._delivered)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the loader of ``state`` was; the number of ranks may differ.

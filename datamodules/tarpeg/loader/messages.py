@@ -6,7 +6,7 @@ code that pickles objects, and it would take 3% of the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast, get_args
 
@@ -16,7 +16,9 @@ import torch
 from ..sampling.geometry import View
 from ..sampling.rng import Int64
 from ..sampling.sampler import Origin, Request
+from ..targets.protocols import by_name, type_names
 from .batch import AnyBatch, FetchResult, Pieces, Shape
+from .split import Split
 
 
 @dataclass(slots=True)
@@ -230,6 +232,24 @@ def answer_message(answer: Answer, job: Job) -> ResultMessage:
         "nbytes": result.nbytes,
         "gathered": result.gathered,
     }
+
+
+def values_of_users(message: ResultMessage, split: Split) -> Iterator[tuple[str, int, Any]]:
+    """Yield what functions of the user returned, with the name of the argument and the row.
+
+    Args:
+        message: The message.
+        split: That of the samples; of a mixture that of its first source.
+    """
+    others = message["others"]
+    extra = others.get("extra")
+    for row, value in enumerate(extra if isinstance(extra, list) else ()):
+        yield "decode=", row, value
+    for moved in others.get("targets", ()):
+        for name, values in moved.others.items():
+            target = type_names(by_name(split.targets)[name])
+            for row, value in zip(moved.rows, values, strict=True):
+                yield f"move() of targets={target}", row, value
 
 
 def answer_of(message: ResultMessage, request: Any) -> Answer:

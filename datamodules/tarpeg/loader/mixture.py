@@ -326,8 +326,7 @@ class MixtureLoader(Loader):
 
     def state_dict(self) -> State:
         """Return the position, and what it belongs to: equal on all ranks."""
-        position: State = {"epoch": self._epoch, "batches": self._delivered, "len": self._mixed.length}
-        return {"version": VERSION, **position, **self._facts}
+        return {"version": VERSION, **self._position, **self._facts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the loader of ``state`` was; the number of ranks may differ.

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
@@ -18,6 +18,21 @@ from ..errors import ShardError, warn
 # A DeviceMesh of one dimension, or a tuple of a DeviceMesh and the names of its data-parallel dimensions.
 # Any, because torch.distributed may be missing.
 Mesh = Any
+
+ORDER = "shuffle=, subset=, weights= and repeats= of the split, and the buckets of its crop"
+"""What the checksum ``order`` of a feed is of."""
+_CAUSES = {
+    "batches": "drop_last= and crop",
+    "data": "shards, in the same order, with the same labels",
+    "order": ORDER,
+    "samples": "shards and subset=, or samples= of Streaming",
+    "global_batch": "batch_size= or global_batch_size=",
+    "seed": "seed=",
+    "shapes": "crop",
+    "sources": "sources of the Mixture, in the same order",
+    "mixture": "weights= or repeat=, stopping= and batches= of the Mixture",
+}
+"""What the facts of a loader depend on, by their names."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +125,22 @@ class DataRank:
                 here, there = ({key: each.get(key) for key in names} for each in (first, theirs))
                 raise ShardError(
                     f"the {name} split is {here} on rank 0 but {there} on rank {other}. "
-                    "Give every rank the same shards, seed and batch size."
+                    f"Give every rank the same {_causes(names)}."
                 )
         return Positions(name, process, f"tarpeg/{found[0][3]}")
+
+
+def _causes(facts: Sequence[str]) -> str:
+    """Return what makes facts differ, as a text: the arguments, of which a checksum alone is compared.
+
+    Numbers of batches and the checksum of a mixture follow from other facts, and are left out beside these.
+    """
+    others = [name for name in facts if name not in ("batches", "mixture")]
+    found: dict[str, None] = {}
+    for name in others or facts:
+        kind, _, source = name.partition(" of ")
+        found[_CAUSES.get(kind, kind) + f" of the source {source!r}" * bool(source)] = None
+    return "; ".join(found)
 
 
 class Positions:

@@ -49,6 +49,7 @@ from ..shards.marks import MARK_BYTES, Explain, mark, no_more
 log = logging.getLogger(__name__)
 
 Work = Callable[[Any], Any]
+Dumps = Callable[[Any, Any], bytes]
 
 # Seconds that each attempt to start a process may take. A child needs milliseconds; one of a large process
 # on a busy machine, seconds.
@@ -295,12 +296,12 @@ class ProcessPool(WorkerPool):
     They are forked because a spawned process imports torch again, which takes seconds. They end with this
     process, however it ends, and ignore every signal that can be ignored. An error of ``work`` is raised
     by ``result()``, as a ``RuntimeError`` of the same text if it cannot be pickled; the death of a process is
-    a ``RuntimeError``.
+    a ``RuntimeError``. ``dumps(result, job)`` pickles what ``work`` returned.
     """
 
     kind = "worker process"
 
-    def __init__(self, work: Work, count: int) -> None:
+    def __init__(self, work: Work, count: int, dumps: Dumps | None = None) -> None:
         if current_process().daemon:
             raise RuntimeError(
                 f"workers={count}: this process is daemonic, as those of multiprocessing.Pool are, and may "
@@ -308,6 +309,7 @@ class ProcessPool(WorkerPool):
                 "concurrent.futures.ProcessPoolExecutor"
             )
         super().__init__(count)
+        work = functools.partial(_pickled, work, dumps or _dumps)
         # Jobs that each process has done, shared as the marks are.
         self._done = memoryview(mmap.mmap(-1, count * 8)).cast("q")
         self._first = 0  # number of the first job after a drain()
@@ -397,6 +399,15 @@ class ProcessPool(WorkerPool):
         return RuntimeError(
             f"{name} {cause}. Use fewer workers, a smaller batch, or threads of this process (workers=0)."
         )
+
+
+def _pickled(work: Work, dumps: Dumps, job: Any) -> bytes:
+    return dumps(work(job), job)
+
+
+def _dumps(result: Any, job: Any) -> bytes:
+    # Plain pickle: torch's pickler would send each tensor as a file descriptor.
+    return pickle.dumps(result)
 
 
 class _Channel:
@@ -550,8 +561,7 @@ def _run_process(
         for job_number, job in iter(jobs.get, None):
             mark.set()
             try:
-                # Plain pickle: torch's pickler would send each tensor as a file descriptor.
-                result = pickle.dumps(work(job))
+                result = work(job)
                 end_if_forked()
                 check_children()
             except BaseException as error:  # noqa: BLE001 - raised again by result()

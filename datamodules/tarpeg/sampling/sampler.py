@@ -496,6 +496,11 @@ class EpochCounter:
         """Whether the next ``iter()`` goes on within an epoch."""
         return self._resumed is not None and self._resumed[1] > 0 and not self._resumed[2]
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the next ``iter()`` is of the epoch of a state, which was not at its end."""
+        return self._resumed is not None and not self._resumed[2]
+
     def follow(self, other: EpochCounter) -> tuple[int, int]:
         """Take over the next iteration of another counter; return its epoch and first batch."""
         self.epoch, self._resumed = other.epoch, other._resumed

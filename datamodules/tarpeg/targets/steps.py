@@ -181,8 +181,13 @@ def _read(
         raise
     except DATA_ERRORS as error:
         raise _failure(_first_failing(source, ids, target), target, "read", error) from error
-    if len(values) != len(ids):
-        raise ValueError(f"{type_names(target)}: read() returned {len(values)} values for {len(ids)} samples")
+    count = len(values) if hasattr(values, "__len__") else None
+    if count != len(ids):
+        found = f"a {type(values).__name__}" if count is None else f"{count} values"
+        raise ValueError(
+            f"{where_of(source, int(ids[0]))}: targets={type_names(target)}: read() returned {found} for the "
+            f"{len(ids)} samples from this one on: return a list of one value per sample"
+        )
     return list(values)
 
 
