@@ -452,6 +452,8 @@ def test_why_none_of_a_few_samples_can_be_used(shard_of, tmp_path, cache, monkey
     named = shard_of([("v1.2.jpg", heic), ("v1.cls", b"1")])
     with pytest.raises(CacheError, match=r"no image among its members \['2.jpg', 'cls'\]\. .* the first dot"):
         build(named, tmp_path / "named")
+    with pytest.raises(CacheError, match=r"nothing to cache: the source has no sample\. .* the first dot"):
+        build(shard_of(), tmp_path / "empty")
 
 
 def test_broken_sources(shard_of, tmp_path, cache):

@@ -65,10 +65,15 @@ def test_whatever_else_is_read_of_a_reduced_cache_goes_on(source, tmp_path):
         def move(self, value, view):
             return view.points([[value * view.sizes[0, 1], 0]])[0, 0]
 
-    for targets in (Relative(), tarpeg.PadMask()):
+    class Halved(Boxes):
+        def read(self, source, ids):
+            return [each._replace(boxes=each.boxes / 2) for each in super().read(source, ids)]
+
+    for targets in (Relative(), Halved("json:objects"), tarpeg.PadMask()):
         split = Split(str(tmp_path / "c"), Whole((16, 24)), targets=targets)
         _, found = next(iter(load(None, split=split, keys=False, **HERE)))
         assert not isinstance(targets, Relative) or found == [1.5] * 4
+        assert not isinstance(targets, Halved) or found[0]["boxes"].tolist() == [[1.5, 1.25, 4, 2.5]]
 
 
 @pytest.mark.parametrize("codec", [tarpeg.Packed(), tarpeg.Raw(), tarpeg.Tiled()], ids=repr)

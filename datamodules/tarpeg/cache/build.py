@@ -424,11 +424,11 @@ class _Builder:
 
     def _manifest(self, fingerprint: str) -> Manifest:
         if not self.samples:
-            is_named = any(bad.reason.startswith(job.NO_IMAGE_AMONG) for bad in self.bad)
-            raise CacheError(
-                f"there is nothing to cache: none of the {len(self.bad)} samples of the source can be used, "
-                f"{self._reasons()}.{_NAMES * is_named}"
-            )
+            why = "the source has no sample"
+            if self.bad:
+                why = f"none of the {len(self.bad)} samples of the source can be used, {self._reasons()}"
+            names = _NAMES * all(bad.reason.startswith(job.NO_IMAGE_AMONG) for bad in self.bad)
+            raise CacheError(f"there is nothing to cache: {why}.{names}")
         results = [self.results[name] for name in self.names]
         shards = [_entry(result) for result in results if result.samples]
         quarantine = [bad for bad in self.bad if not bad.part]

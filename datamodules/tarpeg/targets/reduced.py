@@ -16,9 +16,16 @@ _IN_PIXELS = (Boxes, InstanceMasks, Keypoints)
 
 
 def in_pixels(targets: Any) -> list[str]:
-    """Return the types of those targets whose numbers are pixels of their image."""
+    """Return the types of those targets whose numbers are pixels of their image.
+
+    Without classes derived from tarpeg's that have a ``read`` of their own, which may scale what it reads.
+    """
     found = [] if targets is None else by_name(targets).values()
-    return [type(each).__name__ for each in found if isinstance(each, _IN_PIXELS)]
+    return [
+        type(each).__name__
+        for each in found
+        if any(isinstance(each, kind) and type(each).read is kind.read for kind in _IN_PIXELS)
+    ]
 
 
 def refuse_reduced(targets: Any, codec: CodecEntry, where: str) -> None:
