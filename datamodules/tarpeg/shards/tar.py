@@ -210,7 +210,7 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
     Raises tarfile.ReadError, or the decompressor's errors, if the tar is not complete; ShardError, with the
     URL, for a hard link that would lose its content, and for members that are sparse or have more than 1 GiB.
     """
-    begun = _Begun(stream)
+    begun: Any = _Begun(stream)
     try:
         opened = tarfile.open(  # noqa: SIM115 (closed below)
             fileobj=begun, mode="r|*", tarinfo=_Strict, encoding="utf-8", errors="surrogateescape"
