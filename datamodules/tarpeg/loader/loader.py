@@ -736,8 +736,8 @@ class _Batches:
         if self._failure:
             raise RuntimeError(
                 f"this iterator ended with an error, not with its epoch: {self._failure} To go on at a batch "
-                "that failed, load_state_dict() what state_dict() of the loader returns, in it or one "
-                "of on_error='substitute'; another iter() alone is the next epoch"
+                "that failed, load_state_dict() what state_dict() of the loader returns, in it or in "
+                "one with on_error='substitute'; another iter() alone is the next epoch"
             )
         try:
             return next(self._batches)
