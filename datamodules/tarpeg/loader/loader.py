@@ -77,7 +77,7 @@ class Loader:
     batch that is kept is never overwritten. Each ``iter()`` is the next epoch, unless
     ``loader.sampler.set_epoch(e)`` set it; a new iterator, or ``load_state_dict()``, invalidates the previous
     one. ``state_dict()`` is the position: after ``load_state_dict()`` a loader continues there, without
-    replaying anything.
+    replaying anything. An iterator that has raised an error raises again, and the state is before its batch.
 
     Args:
         split: The samples, and how they are cropped.
