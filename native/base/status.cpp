@@ -15,7 +15,8 @@ const char* describe(Status status) noexcept {
     case Status::kCorrupt:
       return "the header or the coded data is damaged";
     case Status::kUnsupported:
-      return "a kind of JPEG that is not supported (12 bits, lossless, two components)";
+      return "a kind of JPEG that is not supported, such as 12 bits, lossless, JPEG-LS or two components: "
+             "convert it to an ordinary JPEG or PNG";
     case Status::kTooLarge:
       return "more pixels than max_pixels";
     case Status::kLaterVersion:

@@ -134,7 +134,9 @@ int xmp_orientation(Bytes packet) noexcept {
   return 0;
 }
 
+// SOF0 to SOF15, and SOF55, of JPEG-LS.
 bool is_frame(int marker) noexcept {
+  if (marker == 0xF7) return true;
   return marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
 }
 

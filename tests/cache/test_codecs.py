@@ -10,9 +10,11 @@ from helpers.crafted import segment
 from helpers.pictures import (
     ARITHMETIC,
     KINDS,
+    OTHER_KINDS,
     encoded,
     full,
     jpeg,
+    other_kind,
     picture,
     pixels,
     premultiplied_gray,
@@ -23,7 +25,8 @@ from helpers.scripts import run_script
 from PIL import Image, ImageCms
 from tarpeg import DecodeError, Layout, Packed, Raw, Resized, Tiled
 from tarpeg.cache.codecs import tile_width
-from tarpeg.shards.pillow import open_rgb
+from tarpeg.errors import Status
+from tarpeg.shards.pillow import native_reason, open_rgb
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
@@ -167,6 +170,17 @@ def test_damage_is_an_error(codec, damage):
     }[damage]
     with pytest.raises(DecodeError, match="black and white" if damage == "floats" else None):
         codec.encode(data, "jpg")
+
+
+@pytest.mark.parametrize(
+    "codec", [Tiled(), Packed(), Resized(48), Raw()], ids=lambda codec: type(codec).__name__
+)
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_other_kinds_of_jpeg_are_refused_with_the_reason(codec, kind):
+    with pytest.raises(DecodeError) as caught:
+        codec.encode(other_kind(kind), "jpg")
+    assert str(caught.value).endswith(native_reason(Status.UNSUPPORTED, tensor(other_kind(kind))))
+    assert kind in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,27 @@ def test_a_server_that_never_answers_again_is_an_error_in_time(serve, tmp_path, 
     assert time.monotonic() - started < 15  # four tries of 0.3 s
 
 
+@pytest.mark.parametrize("often", [2, 99])
+def test_a_server_that_is_busy_at_the_first_question_is_asked_again(serve, local, tmp_path, hurry, often):
+    left = [2 * often]  # fsspec asks by HEAD, then by GET
+
+    class Busy(Ranges):
+        def send_head(self):
+            if left[0] > 0 and self.path.endswith(".tar"):
+                left[0] -= 1
+                self.send_error(503)
+                return None
+            return super().send_head()
+
+    source = serve(Busy) + "/t-001.tar"
+    if often > 3:
+        with pytest.raises(ShardError, match=r"t-001\.tar cannot be read: 503 Service Unavailable"):
+            build_cache(source, tmp_path / "cache", executor=0)
+        return
+    build_cache(source, tmp_path / "cache", executor=0)
+    assert local()["t-001.tar"] in shard_files(tmp_path / "cache").values()
+
+
 def test_what_another_try_cannot_mend_is_not_tried_again(serve, tmp_path, hurry, caplog):
     class Gone(Ranges):
         def do_GET(self):

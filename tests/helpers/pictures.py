@@ -274,3 +274,21 @@ def programs(
             values[..., column] = torch.where(ops == op, numbers, values[..., column])
     shares = torch.rand(count, chains + 1, generator=generator)
     return ops, values, shares / shares.sum(1, keepdim=True)
+
+
+OTHER_KINDS = ("12 bits", "lossless", "JPEG-LS", "two components")
+"""Kinds of JPEG that are not supported."""
+
+
+def other_kind(kind):
+    """Return a JPEG whose header has one of OTHER_KINDS."""
+    data = bytearray(jpeg("420", 64, 80))
+    frame = data.index(b"\xff\xc0")
+    place, value = {
+        "12 bits": (4, 12),
+        "lossless": (1, 0xC3),
+        "JPEG-LS": (1, 0xF7),
+        "two components": (9, 2),
+    }[kind]
+    data[frame + place] = value
+    return bytes(data)

@@ -14,7 +14,17 @@ import pytest
 import torch
 from helpers import loaders, reference
 from helpers.loaders import RUNNERS, name_of
-from helpers.pictures import MEAN, STD, jpeg, picture, premultiplied_gray, saved, tensor
+from helpers.pictures import (
+    MEAN,
+    OTHER_KINDS,
+    STD,
+    jpeg,
+    other_kind,
+    picture,
+    premultiplied_gray,
+    saved,
+    tensor,
+)
 from helpers.scripts import run_file
 from helpers.small_tars import sample
 from PIL import Image
@@ -190,6 +200,21 @@ def test_images_without_a_range_or_too_large_are_refused_with_the_reason(shard_o
     assert batch.key == ["k0000", "k0000", "k0002"] and (batch.image[2] == 255).all()
     with pytest.raises(DecodeError, match=r"TOO_LARGE \(6\): 64 x 80 .*max_pixels=5119"):
         list(load(path, max_pixels=64 * 80 - 1, on_error="raise", **runner))
+
+
+@pytest.mark.parametrize(
+    "steps", [{}, {"transform": [v2.CenterCrop(32), v2.RandomInvert(0.0)]}], ids=["crop", "Python"]
+)
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_other_kinds_of_jpeg_are_refused_with_the_reason(shard_of, kind, steps):
+    path = shard_of(sample(0), sample(1, other_kind(kind)))
+    reason = rf"key 'k0001': image is UNSUPPORTED \(5\): .*{kind}.*: convert it to an ordinary JPEG or PNG"
+    crop = None if steps else CenterCrop(32)
+    with pytest.raises(DecodeError, match=reason):
+        list(load(path, crop, on_error="raise", **steps))
+    with pytest.warns(UserWarning, match=f"{reason}; it is left out"):
+        (batch,) = load(path, crop, shuffle=False, on_error="leave_out", **steps)
+    assert batch.key == ["k0000"]
 
 
 def test_warnings_about_substitutes_are_limited(shard_of):

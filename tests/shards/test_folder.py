@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import warnings
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from helpers.small_tars import plain
 from tarpeg import CenterCrop, Folder, KeyedBatch, Loader, ShardDataModule, ShardError, Split, build_cache
 from tarpeg.shards.folder import ImageFile
 from tarpeg.shards.labels import read_labels
-from tarpeg.shards.opening import open_source
+from tarpeg.shards.opening import open_source, places_of
 from tarpeg.shards.unlabelled import UnlabelledImages, find_images
 from tarpeg.shards.walk import left_out_line
 from torchvision.transforms.v2.functional import center_crop, resize
@@ -83,6 +84,40 @@ def test_globs_paths_and_lists(album, monkeypatch):
     monkeypatch.chdir(album)
     assert keys("d") == ["e.bmp", "f.tiff", "g/h.webp", "g/i.ppm", "g/j.pgm", "g/k.pbm"]
     assert keys("*.gif") == ["l.m.gif"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "image"),
+    [
+        ([".", "a.jpg"], "a.jpg"),
+        (["d", "."], "d/e.bmp"),
+        (["d/../a.jpg", "a.jpg"], "a.jpg"),
+        (["*.gif", "*.[gp]*"], "l.m.gif"),
+        (["a.jpg", "a.jpg"], "a.jpg"),
+        (["d/g", "folder-link"], "folder-link/h.webp"),
+        (["a.jpg", "soft.jpg"], "soft.jpg"),
+        (["a.jpg", "hard.jpg"], "hard.jpg"),
+    ],
+    ids=str,
+)
+def test_an_image_of_two_parts_is_refused(album, parts, image):
+    for link, target in (("soft.jpg", "a.jpg"), ("folder-link", "d/g"), ("hard.jpg", "a.jpg")):
+        if link in parts:
+            make_link = Path.hardlink_to if link == "hard.jpg" else Path.symlink_to
+            make_link(album / link, album / target)
+    source = [f"{album}/{part}" for part in parts]
+    for find in (find_images, open_source, places_of, lambda given: predicted(given)):
+        with pytest.raises(
+            ShardError, match=rf"image .*/{image} .*twice, by '.*/{re.escape(parts[0])}' and "
+        ):
+            find(source)
+
+
+def test_links_in_one_folder_are_images_of_their_own(album):
+    (album / "z.jpg").symlink_to(album / "a.jpg")
+    assert len(find_images(album)) == len(FORMATS) + 1
+    assert find_images([f"{album}/?.jpg", album / "d" / "g"]).keys(np.arange(2)) == ["a.jpg", "z.jpg"]
+    assert len(find_images(f"{album}/**/**/*.p?m")) == 3, "a file that a pattern matches several times"
 
 
 def test_sources_that_mean_shards(tmp_path, album):

@@ -37,7 +37,8 @@ def folder(tmp_path_factory):
         members = [member for n in range(4 * shard, 4 * shard + 4) for member in sample(n)]
         write_tar(folder / f"s-{shard}.tar", members)
     (folder / "bad").mkdir()
-    (folder / "bad/broken.tar").write_bytes(b"<html>" * 500)
+    (folder / "bad/broken.tar").write_bytes(b"no tar" * 500)
+    (folder / "bad/login.tar").write_bytes(b"<html>please log in</html>")
     write_tar(folder / "bad/twice.tar", [*sample(0), *sample(0)])
     write_tar(folder / "bad/hollow.tar", [("a.txt", b"hello")])
     whole = (folder / "s-0.tar").read_bytes()
@@ -227,6 +228,7 @@ NOT_COMPLETE = [("between", "truncated"), ("inside", "truncated"), ("damaged", "
         ("s-9.tar", "stream.* 404 "),
         ("s-cut.tar", "the transfer ended early|unexpected end of data"),
         ("bad/broken.tar", "not a gzip file|could not be opened|invalid header|truncated"),
+        ("bad/login.tar", r"stream: it is not a tar but looks like HTML or XML \(a failed download\?\)\. "),
         ("bad/twice.tar", "duplicate file name"),
         ("bad/hollow.tar", "no image"),
     ],

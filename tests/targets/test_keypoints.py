@@ -158,7 +158,8 @@ def test_keypoints_are_torchvisions_over_random_chains(chains=300):
 
 BROKEN = {
     "numbers": ([1, 2, 2, 3], r"'objects\.1\.keypoints' is \[1, 2, 2, 3\].*count"),
-    "points": ([[1, 2]] * 4, r"'objects\.1\.keypoints'.*count"),
+    "points": ([[1, 2]] * 4, r"'objects\.1\.keypoints'.*count= is 3; .*give Keypoints\(count=4\)"),
+    "flat": ([1, 2, 2] * 5, r"'objects\.1\.keypoints'.*count= is 3; for 5 points .*Keypoints\(count=5\)"),
     "nan": ([[1, 2], [1, float("nan")], [1, 2]], r"'objects\.1\.keypoints': point 1 is \[1, NaN, 2\]"),
     "text": ([[1, 2], [1, "2"], [1, 2]], r"'objects\.1\.keypoints': point 1"),
     "visibility": ([[1, 2], [1, 2, 3], [1, 2]], r"'objects\.1\.keypoints': point 1 has the visibility 3"),

@@ -271,11 +271,12 @@ def _check_decodes(jpeg: torch.Tensor) -> None:
 
     height, width = decode.image_sizes([jpeg])[0].tolist()
     if not height:
-        raise DecodeError("its header is damaged or of a kind that cannot be decoded")
+        decode.decode_crop(jpeg, 0, 0, 1, 1)  # raises the reason
     box = torch.tensor([[0, 0, height, width]], dtype=torch.int32, device="cpu")
     _, status = decode.decode_batch([jpeg], box, 1, interpolation="nearest")
     if int(status):
-        raise DecodeError(f"the image is {Status(int(status)).name.lower().replace('_', ' ')}")
+        plain = f"the image is {Status(int(status)).name.lower().replace('_', ' ')}"
+        raise DecodeError(pillow.native_reason(int(status), jpeg) or plain)
 
 
 def _decode(data: bytes) -> Image.Image:

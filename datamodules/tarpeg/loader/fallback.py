@@ -70,8 +70,8 @@ class Fallback:
         code, file, size = int(decoded.status[row]), encoded.files[row], encoded.sizes[row]
         if code == Status.TOO_LARGE:
             decoded.fail(row, code, pillow.too_large(size[0], size[1], self.max_pixels or MAX_PIXELS))
-        elif code == Status.LATER_VERSION:
-            decoded.fail(row, code, pillow.later_version(file))
+        else:
+            decoded.fail(row, code, pillow.native_reason(code, file))
         if size[0]:
             return
         content = file.numpy().tobytes()

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, NoReturn
@@ -77,7 +77,7 @@ class Loader:
     batch that is kept is never overwritten. Each ``iter()`` is the next epoch, unless
     ``loader.sampler.set_epoch(e)`` set it; a new iterator, or ``load_state_dict()``, invalidates the previous
     one. ``state_dict()`` is the position: after ``load_state_dict()`` a loader continues there, without
-    replaying anything.
+    replaying anything. An iterator that has raised an error raises again, and the state is before its batch.
 
     Args:
         split: The samples, and how they are cropped.
@@ -242,7 +242,7 @@ class Loader:
         """Return an iterator over the next epoch, augmented by ``augment`` and on ``device``."""
         if self.augment is None and self.device is None:
             batches = self._batches(self._pixels)
-            return self._decoded(batches) if self._decodes_on_arrival else batches
+            return _Batches(self._decoded(batches) if self._decodes_on_arrival else batches)
         return self.deliver(self.augment, self.device)
 
     def __reduce__(self) -> NoReturn:
@@ -276,7 +276,7 @@ class Loader:
         *,
         evaluates: bool = False,
     ) -> Iterator[AnyBatch]:
-        """Yield the next epoch on a device, augmented there by ``augment`` in place of the loader's own.
+        """Return an iterator over the next epoch on a device, augmented there in place of the loader's own.
 
         On the CPU the decoder and the workers do as much of it as they can.
 
@@ -285,6 +285,12 @@ class Loader:
             device: Device of the batches.
             evaluates: Whether ``augment`` will run in evaluation mode too, on batches of other loaders.
         """
+        return _Batches(self._augmented(augment, device, evaluates=evaluates))
+
+    def _augmented(
+        self, augment: nn.Module | None, device: torch.device | str | None, *, evaluates: bool
+    ) -> Generator[AnyBatch, None, None]:
+        """Yield what ``deliver`` returns."""
         pixels = self._pixels
         on_cpu = device is None or torch.device(device).type == "cpu"
         is_by_worker = on_cpu and not self.config.decodes_on_device
@@ -331,8 +337,8 @@ class Loader:
             batch = batch._replace(image=kept_images(images, kept, len(self.split.pipelines) > 1))
         return batch
 
-    def _decoded(self, batches: Iterator[AnyBatch]) -> Iterator[AnyBatch]:
-        """Yield batches of ``decode="device"``, decoded; a generator, as all that ``iter()`` returns."""
+    def _decoded(self, batches: Iterator[AnyBatch]) -> Generator[AnyBatch, None, None]:
+        """Yield batches of ``decode="device"``, decoded."""
         for batch in batches:
             yield self.arrived(batch)
             del batch
@@ -559,7 +565,7 @@ class Loader:
         batch, _ = self._finished(result)
         return on_device(batch, gathered.data.device)
 
-    def _batches(self, pixels: PixelFormat) -> Iterator[AnyBatch]:
+    def _batches(self, pixels: PixelFormat) -> Generator[AnyBatch, None, None]:
         """Yield the next epoch, with images in this format."""
         self.ranks.check_processes()
         self._fetch_as(pixels)
@@ -715,6 +721,42 @@ class Loader:
             if self.substituted <= _MOST_WARNINGS:
                 last = "; further ones are only counted" * (self.substituted == _MOST_WARNINGS)
                 warn(text + last)
+
+
+class _Batches:
+    """The batches of an epoch. After an error each ``next()`` is an error again, which the end is not.
+
+    A generator alone would seem to be at the end of the epoch, and a loop that catches errors would leave out
+    its other batches without a word.
+    """
+
+    def __init__(self, batches: Generator[AnyBatch, None, None]) -> None:
+        """Take a generator; nothing runs before the first ``next()``."""
+        self._batches = batches
+        self._failure = ""
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> AnyBatch:
+        if self._failure:
+            raise RuntimeError(
+                f"this iterator ended with an error, not with its epoch: {self._failure} To go on at a batch "
+                "that failed, load_state_dict() what state_dict() of the loader returns, in it or in "
+                "one with on_error='substitute'; another iter() alone is the next epoch"
+            )
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            # Its text alone: the error holds the frames of its traceback, and their batches.
+            self._failure = f"{type(error).__name__}: {str(error).rstrip('.')}."
+            raise
+
+    def close(self) -> None:
+        """End it, and release what it holds."""
+        self._batches.close()
 
 
 def feed_and_fetcher(

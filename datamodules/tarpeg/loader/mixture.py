@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -386,7 +386,7 @@ class MixtureLoader(Loader):
             facts[f"data of {name}"] = data_identity(feed, fetcher)
         return facts
 
-    def _batches(self, pixels: PixelFormat) -> Iterator[AnyBatch]:
+    def _batches(self, pixels: PixelFormat) -> Generator[AnyBatch, None, None]:
         """Yield the next epoch, with the source of each row."""
         for batch in super()._batches(pixels):
             origin = self._unclaimed[-1].origin

@@ -213,7 +213,7 @@ class PythonSteps:
         image, code = self._resized(file, (height, width), size)
         decoded.wholes[row] = height, width
         content = pillow.JPEG if height else file.numpy().tobytes()
-        decoded.fail(row, code, pillow.later_version(content) if code == Status.LATER_VERSION else "")
+        decoded.fail(row, code, pillow.native_reason(code, content))
         if is_for_pillow(code, content):
             try:
                 upright = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)

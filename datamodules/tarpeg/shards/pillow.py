@@ -49,6 +49,10 @@ PACKED, PACKED_VERSION = b"\x89TPJ", 1
 """First bytes of every packed image, and the version that this tarpeg writes."""
 NATIVE = (JPEG, PACKED)
 """First bytes of files that are not decoded by Pillow, even if they are damaged."""
+_OTHER_JPEG = (  # as in native/base/status.cpp
+    "a kind of JPEG that is not supported, such as 12 bits, lossless, JPEG-LS or two components: convert it "
+    "to an ordinary JPEG or PNG"
+)
 MAX_PIXELS = 1 << 26
 """Default bound of the loader on images that Pillow decodes whole, with up to 22 bytes per pixel."""
 # Also a warning that the user's filters turn into an error.
@@ -104,6 +108,20 @@ def later_version(content: Tensor | bytes | memoryview) -> str:
     """Return the reason why a packed image, uint8 ``[n]`` or bytes, of a later version is refused."""
     version = int(content[4]) + 256 * int(content[5])
     return f"a packed image of version {version}, made by a later tarpeg: update tarpeg"
+
+
+def native_reason(code: int, content: Tensor | bytes) -> str:
+    """Return why the native decoder refuses a file, uint8 ``[n]`` or bytes; "" if the status is all.
+
+    Args:
+        code: The ``Status``.
+        content: The file.
+    """
+    if code == Status.LATER_VERSION:
+        return later_version(content)
+    if code == Status.UNSUPPORTED and bytes(content[: len(JPEG)]) == JPEG:
+        return _OTHER_JPEG
+    return ""
 
 
 def check_packed(content: bytes | memoryview) -> None:

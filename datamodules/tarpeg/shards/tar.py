@@ -95,9 +95,8 @@ def regular_members(file: BinaryIO, path: object, tar_nbytes: int) -> Iterator[t
                 yield member.name, member.offset_data, member.size
             end = tar.offset
     except _BROKEN_TAR as error:
-        for magic, what in _OTHER_FORMATS:
-            if head.lstrip().startswith(magic):
-                raise ShardError(f"shard {path} {what}.") from error
+        if what := _other_format(head):
+            raise ShardError(f"shard {path} {what}.") from error
         raise ShardError(
             f"shard {path} is not a complete tar ({error}). It has another format, or is truncated or "
             "damaged: write or download it again."
@@ -211,9 +210,16 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
     Raises tarfile.ReadError, or the decompressor's errors, if the tar is not complete; ShardError, with the
     URL, for a hard link that would lose its content, and for members that are sparse or have more than 1 GiB.
     """
-    with tarfile.open(
-        fileobj=stream, mode="r|*", tarinfo=_Strict, encoding="utf-8", errors="surrogateescape"
-    ) as tar:
+    begun: Any = _Begun(stream)
+    try:
+        opened = tarfile.open(  # noqa: SIM115 (closed below)
+            fileobj=begun, mode="r|*", tarinfo=_Strict, encoding="utf-8", errors="surrogateescape"
+        )
+    except tarfile.ReadError as error:  # of the first header
+        if what := _other_format(begun.head):
+            raise tarfile.ReadError(f"it {what.partition(':')[0]}") from error
+        raise
+    with opened as tar:
         while (member := _next(tar, url)) is not None:
             if not member.isreg():
                 _check_no_link(member, url)
@@ -233,6 +239,23 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
             raise tarfile.ReadError(
                 "it continues after its end-of-archive block (tars joined with cat?); readers stop there"
             )
+
+
+class _Begun:
+    """A stream, and the first bytes that were read of it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self.head = stream, b""
+
+    def read(self, nbytes: int) -> bytes:
+        content = self._stream.read(nbytes)
+        self.head = self.head or content[:32]
+        return content
+
+
+def _other_format(head: bytes) -> str | None:
+    """Return what a file that is not a tar is, by its first bytes, and what to do; None if unknown."""
+    return next((what for magic, what in _OTHER_FORMATS if head.lstrip().startswith(magic)), None)
 
 
 def _rest_is_zero(file: Any) -> bool:

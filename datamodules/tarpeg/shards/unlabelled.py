@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..errors import ShardError
 from ..files import LARGEST_IMAGE, checked_size, open_regular
-from .paths import Paths, parts_of
+from .paths import Paths, identity, parts_of
 from .pillow import FILE_EXTENSIONS
 from .source import Source, digest
 from .walk import below, by_number, is_image, left_out_line
@@ -107,7 +107,7 @@ def find_images(source: Paths) -> UnlabelledImages | None:
     means images if all matching files are images. Sorted. Files of a folder that have another extension or
     none, and hidden files and folders, are left out and counted; FIFOs, devices, sockets and links to missing
     files are left out: ``left_out`` and ``odd`` of the result are about both. Raises ShardError if some parts
-    of a list mean images and others do not.
+    of a list mean images and others do not, and for an image of two parts, also by a link.
     """
     parts = parts_of(source)
     left_out, odd = Counter[str](), list[str]()
@@ -121,10 +121,29 @@ def find_images(source: Paths) -> UnlabelledImages | None:
             f"source={source!r} cannot be read: {one!r} has images and {other!r} has shards, or does not "
             "exist. Give either images or shards."
         )
+    _refuse_twice(parts, [paths for _, paths in images])
     roots = [root for root, _ in images]
     root = roots[0] if len(roots) == 1 else Path(os.path.commonpath(roots))
     names = [os.path.relpath(path, root) for _, paths in images for path in paths]
     return UnlabelledImages(root, names, left_out_line(by_number(left_out)), odd)
+
+
+def _refuse_twice(parts: Sequence[str], files: Sequence[Sequence[str]]) -> None:
+    """Raise ShardError for a file of two parts. Links within a folder are images with names of their own."""
+    if len(parts) == 1:
+        return  # the time for a look at each file is only for lists
+    seen: dict[object, str] = {}
+    for part, paths in zip(parts, files, strict=True):
+        places = {identity(path): path for path in paths}
+        for place, path in places.items():
+            if (earlier := seen.get(place)) is None:
+                continue
+            other = next(one for one, own in zip(parts, files, strict=True) if earlier in own)
+            link = f" (also as {earlier})" if earlier != path else ""
+            raise ShardError(
+                f"image {path}{link} is there twice, by {other!r} and by {part!r}. Give each image once."
+            )
+        seen |= places
 
 
 def _found(text: str, left_out: Counter[str], notes: list[str]) -> tuple[Path, list[str]] | None:
@@ -151,7 +170,8 @@ def _found(text: str, left_out: Counter[str], notes: list[str]) -> tuple[Path, l
     if not glob.has_magic(text):
         return None
     # Path.glob refuses absolute patterns.
-    found = [Path(name) for name in sorted(glob.glob(text, recursive=True)) if not Path(name).is_dir()]  # noqa: PTH207
+    # A pattern such as "**/**/*.jpg" matches a file several times.
+    found = [Path(name) for name in sorted({*glob.glob(text, recursive=True)}) if not Path(name).is_dir()]  # noqa: PTH207
     names = [name for name in found if name.is_file()]
     if not names or not all(is_image(name.name, FILE_EXTENSIONS) for name in names):
         return None

@@ -360,7 +360,8 @@ def shard_errors(url: str, remedy: str = _REMEDY) -> Iterator[None]:
 def _is_transient(error: BaseException) -> bool:
     """Return whether the same request may succeed later: no answer, a broken connection, a busy server."""
     error = _without_index_error(error)
-    status = getattr(error, "status", None)
+    # Also of an answer to the question for a size. Without one the address may be wrong.
+    status = getattr(_error_of_http(error), "status", None)
     if isinstance(status, int) and status:
         return status in _TRANSIENT
     # FSTimeoutError is asyncio's, which was not Python's before 3.11.
@@ -377,11 +378,16 @@ def _without_index_error(error: BaseException) -> BaseException:
     return error
 
 
+def _error_of_http(error: BaseException) -> BaseException:
+    """Return the cause of a FileNotFoundError, which fsspec raises for every error of http; others as is."""
+    while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def reason_of(error: BaseException, url: str) -> str:
     """Return the reason of an error: of http, status and name, such as "404 Not Found"."""
-    error = _without_index_error(error)
-    while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
-        error = error.__cause__  # fsspec raises it for every error of http
+    error = _error_of_http(_without_index_error(error))
     status = getattr(error, "status", None)
     if isinstance(status, int) and status:
         return status_name(status)

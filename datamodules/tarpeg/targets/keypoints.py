@@ -221,7 +221,7 @@ class Keypoints:
         if not is_list or not all(isinstance(row, list) and len(row) in (2, 3) for row in rows):
             raise FieldError(
                 f"field {field} is {as_json(value)}, not {3 * self.count} numbers x, y, visibility, or "
-                f"{self.count} points: count= is {self.count}"
+                f"{self.count} points: count= is {self.count}{_advice(value)}"
             )
         full = [row if len(row) == 3 else [*row, 2] for row in rows]
         for place, row in enumerate(full):
@@ -234,3 +234,12 @@ class Keypoints:
                     f"field {field}: point {place} has the visibility {as_json(row[2])}, not 0, 1 or 2"
                 )
         return np.array(full, np.float64)
+
+
+def _advice(value: Any) -> str:
+    """Return the count that would fit what should be the points of an object, for a message; "" without."""
+    is_flat = isinstance(value, list) and not any(isinstance(part, list) for part in value)
+    if not isinstance(value, list) or not value or (is_flat and len(value) % 3):
+        return ""
+    count = len(value) // 3 if is_flat else len(value)
+    return f"; for {count} points of each object give Keypoints(count={count})"
