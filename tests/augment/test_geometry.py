@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tarpeg import Affine, Augment, AugMix, ColorJitter, Policy, RandAugment, Split, matrices
-from tarpeg.augment.geometry import may_move, policy_affines
+from tarpeg.augment.geometry import composed, may_move, policy_moves
 from tarpeg.augment.policies import applied, drawn_programs
 from torchvision.transforms import v2
 
@@ -41,7 +41,7 @@ class Mirror(Policy):
 def test_a_policy_without_interpolation_may_mirror():
     policies = [ColorJitter(0.1), Mirror()]
     programs = drawn_programs(policies, lambda _, count: np.zeros((1, count)), SIZE)
-    found = policy_affines(policies, programs, SIZE)
+    found = composed(policy_moves(policies, programs, SIZE))
     assert found.tolist() == [[[-1, 0, WIDTH], [0, 1, 0]]]
     assert may_move(Mirror()) and not may_move(ColorJitter(0.1))
     step = Mirror()

@@ -7,30 +7,60 @@ Coordinates are those of pixel edges: pixel i covers [i, i + 1), and an image of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..ops import matrices
+from ..sampling.rng import Float64
+from ..sampling.steps import Steps
 from .policies import Policy, Program
 from .tables import CODES
 
 
-def affines(params: Mapping[str, Tensor], size: Sequence[int]) -> Tensor | None:
-    """Return ``Augment.geometry(params, size)``."""
+class Move(NamedTuple):
+    """One geometric step of the images of a batch.
+
+    Attributes:
+        matrices: float64 [B, 2, 3].
+        is_nearest: Whether it takes the nearest pixel; otherwise it is bilinear.
+    """
+
+    matrices: Tensor
+    is_nearest: bool
+
+
+def moves(params: Mapping[str, Tensor], size: Sequence[int], are_nearest: Sequence[bool]) -> list[Move]:
+    """Return ``Augment.moves(params, size)``; ``are_nearest``: of the programs of each stage."""
     height, width = size
-    moves: list[Tensor] = []
-    number = 0
-    while f"ops{number}" in params:
-        if f"weights{number}" not in params:
-            moves += _program_moves(params[f"ops{number}"], params[f"values{number}"], (height, width))
-        number += 1
+    found: list[Move] = []
+    for number, is_nearest in enumerate(are_nearest):
+        if f"ops{number}" in params and f"weights{number}" not in params:
+            ops, values = params[f"ops{number}"], params[f"values{number}"]
+            found += [Move(each, is_nearest) for each in _program_moves(ops, values, (height, width))]
     if "flip" in params:
         sign = 1.0 - 2.0 * params["flip"].double()
-        moves.append(_about(_linear(sign), (width / 2, height / 2)))
+        found.append(Move(_about(_linear(sign), (width / 2, height / 2)), is_nearest=False))
     if "matrix" in params:
-        moves.append(_about(params["matrix"], (0.5, 0.5)))
-    return matrices.compose(*moves) if moves else None
+        found.append(Move(_about(params["matrix"], (0.5, 0.5)), is_nearest=False))
+    return found
+
+
+def composed(steps: Sequence[Move]) -> Tensor | None:
+    """Return the product of steps, float64 [B, 2, 3]; None if there are none."""
+    return matrices.compose(*(each.matrices for each in steps)) if steps else None
+
+
+def affine_and_steps(found: Sequence[Move]) -> tuple[Float64 | None, Steps | None]:
+    """Return steps as arguments of ``View.then``."""
+    affine = composed(found)
+    if affine is None:
+        return None, None
+    are_nearest = np.array([each.is_nearest for each in found])
+    steps = torch.stack([each.matrices for each in found], 1).numpy()
+    return affine.numpy(), Steps(steps, np.tile(are_nearest, (len(steps), 1)))
 
 
 def may_move(policy: Policy) -> bool:
@@ -38,15 +68,16 @@ def may_move(policy: Policy) -> bool:
     return policy.interpolation is not None or type(policy).__module__ != Policy.__module__
 
 
-def policy_affines(
+def policy_moves(
     policies: Sequence[Policy], programs: Sequence[Program], size: tuple[int, int]
-) -> Tensor | None:
+) -> list[Move]:
     """Return how ``run_drawn(policies, programs, images)`` moves the pixels of images of that size."""
-    moves: list[Tensor] = []
+    found: list[Move] = []
     for policy, program in zip(policies, programs, strict=True):
         if may_move(policy) and program.weights is None:
-            moves += _program_moves(program.ops, program.values, size)
-    return matrices.compose(*moves) if moves else None
+            is_nearest = policy.interpolation != "bilinear"
+            found += [Move(each, is_nearest) for each in _program_moves(program.ops, program.values, size)]
+    return found
 
 
 def _program_moves(ops: Tensor, values: Tensor, size: tuple[int, int]) -> list[Tensor]:

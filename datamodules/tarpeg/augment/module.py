@@ -17,6 +17,7 @@ from ..remedies import Call, Message, Setting
 from ..sampling import rng
 from . import geometry
 from .distortions import Affine, Distortion, Erase, GridMask, check_probabilities
+from .geometry import Move
 from .mixing import Mix
 from .policies import ColorJitter, Interpolation, Policy, Program, applied
 
@@ -203,6 +204,8 @@ class Augment(nn.Module):
         The matrices map points (x, y) of the image to points of its result, of the same size, flips included.
         Coordinates are those of pixel edges: pixel i covers [i, i + 1), and a mirrored image of width w has
         x' = w - x. AugMix, whose result is a sum of images that lie differently, counts as not moving.
+        What one of several steps moves out of the image is lost, also if the next one moves that place back:
+        of targets, ``View.shows`` knows it.
 
         Args:
             params: The result of ``params``, on any device; the matrices are on that device.
@@ -214,7 +217,11 @@ class Augment(nn.Module):
             >>> augment.geometry(params, (200, 300)).tolist()
             [[[-1.0, 0.0, 300.0], [0.0, 1.0, 0.0]]]
         """
-        return geometry.affines(params, size)
+        return geometry.composed(self.moves(params, size))
+
+    def moves(self, params: Mapping[str, Tensor], size: Sequence[int]) -> list[Move]:
+        """Return the steps that ``geometry`` is the product of, in their order."""
+        return geometry.moves(params, size, [stage.interpolation != "bilinear" for stage in self.stages])
 
     def forward(self, images: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
         """Normalise ``images``, uint8 ``[B, C, H, W]``; in training, distort them by ``params`` first."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..augment.geometry import affine_and_steps
 from ..augment.mixing import Mix
 from ..augment.module import Augment
 from ..sampling import rng
@@ -283,8 +284,13 @@ def moved_views(
     for number, (view, size) in enumerate(zip(views, sizes, strict=True)):
         module = uncompiled(augment[number] if isinstance(augment, nn.ModuleList) else augment)
         if isinstance(module, Augment) and module.is_random:
-            affine = module.geometry(params_of(module, size, seed, request, [number]), size)
-            view = view.then(None if affine is None else affine.numpy())
+            params = params_of(module, size, seed, request, [number])
+            if type(module).geometry is Augment.geometry:
+                affine, steps = affine_and_steps(module.moves(params, size))
+                view = view.then(affine, steps)
+            else:  # of a user's class
+                matrices = module.geometry(params, size)
+                view = view.then(None if matrices is None else matrices.numpy())
         moved.append(view)
     return moved
 

@@ -16,6 +16,7 @@ import torch
 from ..sampling.geometry import View
 from ..sampling.rng import Int64
 from ..sampling.sampler import Origin, Request
+from ..sampling.steps import Steps
 from ..targets.protocols import by_name, type_names
 from .batch import AnyBatch, FetchResult, Pieces, Shape
 from .split import Split
@@ -83,6 +84,7 @@ class ViewMessage(TypedDict):
     drops_by_centre: bool
     parts: tuple[bytes, bytes] | None
     is_pasted: bool
+    steps: tuple[bytes, bytes] | None
 
 
 class ResultMessage(TypedDict):
@@ -180,6 +182,7 @@ def _numbers(content: bytes) -> Int64:
 
 def _view_message(view: View) -> ViewMessage:
     affine, places, parts = view.affine, view.places, (view.batch_rows, view.samples)
+    steps = view.steps
     return {
         "sizes": view.sizes.tobytes(),
         "boxes": view.boxes.tobytes(),
@@ -190,15 +193,18 @@ def _view_message(view: View) -> ViewMessage:
         "drops_by_centre": view.drops_by_centre,
         "parts": None if parts[0] is None or parts[1] is None else (parts[0].tobytes(), parts[1].tobytes()),
         "is_pasted": view.is_pasted,
+        "steps": None if steps is None else (steps.matrices.tobytes(), steps.is_nearest.tobytes()),
     }
 
 
 def _view_of(message: ViewMessage) -> View:
     affine, places, parts = message["affine"], message["places"], message["parts"]
+    flips = np.frombuffer(bytearray(message["flips"]), np.bool_)
+    steps = message["steps"]
     return View(
         sizes=np.frombuffer(bytearray(message["sizes"]), np.int32).reshape(-1, 2),
         boxes=np.frombuffer(bytearray(message["boxes"]), np.int32).reshape(-1, 4),
-        flips=np.frombuffer(bytearray(message["flips"]), np.bool_),
+        flips=flips,
         size=message["size"],
         affine=None if affine is None else np.frombuffer(bytearray(affine)).reshape(-1, 2, 3),
         places=None if places is None else np.frombuffer(bytearray(places), np.int32).reshape(-1, 4),
@@ -206,7 +212,17 @@ def _view_of(message: ViewMessage) -> View:
         batch_rows=None if parts is None else np.frombuffer(bytearray(parts[0]), np.int64),
         samples=None if parts is None else np.frombuffer(bytearray(parts[1]), np.int64),
         is_pasted=message["is_pasted"],
+        steps=None if steps is None else _steps_of(steps, len(flips)),
     )
+
+
+def _steps_of(message: tuple[bytes, bytes], count: int) -> Steps:
+    """Return the steps of a view of so many rows."""
+    matrices, is_nearest = (bytearray(each) for each in message)
+    if not count:
+        return Steps.none(0)
+    flags = np.frombuffer(is_nearest, np.bool_).reshape(count, -1)
+    return Steps(np.frombuffer(matrices).reshape(*flags.shape, 2, 3), flags)
 
 
 def answer_message(answer: Answer, job: Job) -> ResultMessage:

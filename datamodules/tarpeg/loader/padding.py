@@ -12,6 +12,7 @@ import torch
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Int64
 from ..shards.source import Source
+from ..targets.lost import lost_pixels
 from ..targets.moved import dicts_of
 from ..targets.protocols import Fields
 
@@ -60,6 +61,8 @@ class PadMask:
             shifted[:, :, 2] += view.affine[:, :, :2].sum(axis=2) * 0.5 - 0.5
             images, matrices = torch.from_numpy(masks)[:, None], torch.from_numpy(shifted)
             masks = warp_affine(images, matrices, view.size, "nearest", 1.0)[:, 0].numpy()
+            for row, lost in lost_pixels(view).items():
+                masks[row][lost] = 1
         counts = np.zeros(len(view), np.int64)
         kept = np.zeros(0, np.bool_)
         return Fields("pad_mask", counts, kept, {}, {}, view.size, {"pad_mask": masks}, "bool", 1)

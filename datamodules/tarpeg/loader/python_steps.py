@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..augment.geometry import policy_affines
+from ..augment.geometry import affine_and_steps, policy_moves
 from ..augment.policies import drawn_programs, run_drawn
 from ..errors import ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, image_sizes
@@ -95,7 +95,7 @@ class PythonSteps:
                 return view
             crops, before = prepared(pipeline, crops), view
             if self.carrier is not None and pipeline.moves_targets_in_python:
-                view = replace(view, boxes=np.zeros_like(view.boxes), affine=None, places=None)
+                view = replace(view, boxes=np.zeros_like(view.boxes), affine=None, steps=None, places=None)
             elif pipeline.moves_pixels_in_python:
                 view.boxes[:] = 0
         results = out
@@ -125,8 +125,6 @@ class PythonSteps:
                         continue
                     image = prepared(pipeline, whole[None], is_whole=True)[0]
                     view.forget(row)
-                    if view.affine is not None:  # of the crop that is not taken
-                        view.affine[row] = np.eye(2, 3)
                     view.sizes[row] = decoded.wholes[row]
                     size = (image.shape[-2], image.shape[-1])
                     # Behind a crop that pads small images, a step may not take targets: then their place
@@ -153,8 +151,9 @@ class PythonSteps:
         draw = partial(self._policy_draws, request, number)
         programs = drawn_programs(pipeline.policies, draw, view.size)
         if self.with_affine:
-            affine = policy_affines(pipeline.policies, programs, view.size)
-            view = view.then(None if affine is None else affine.numpy())
+            moves = policy_moves(pipeline.policies, programs, view.size)
+            affine, steps = affine_and_steps(moves)
+            view = view.then(affine, steps)
         return run_drawn(pipeline.policies, programs, crops), view
 
     def run_small(
@@ -194,8 +193,6 @@ class PythonSteps:
         out[torch.from_numpy(rows)] = results
         for place, row in enumerate(rows.tolist()):
             view.forget(row)
-            if view.affine is not None:
-                view.affine[row] = np.eye(2, 3)
             if done.carried and decoded.values is not None:
                 column = decoded.carried.setdefault(number, [None] * len(decoded.values))
                 column[row] = done.carried[number][place]

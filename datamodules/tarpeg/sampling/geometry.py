@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .rng import Float64, Int64
+from .steps import Steps, joined_steps
 
 Bool = npt.NDArray[np.bool_]
 Int32 = npt.NDArray[np.int32]
@@ -46,6 +48,8 @@ class View:
         samples: int64 [n], number of the sample of each part; None without ``batch_rows``.
         is_pasted: Of the parts behind the first only objects are visible, which cover those of the first: of
             ``CopyPaste``.
+        steps: The steps that ``affine`` is the product of, each with a frame of ``size``: what one of them
+            moves out of its frame is lost, see ``shows``. None: one step at most.
 
     Example:
         >>> import numpy as np
@@ -65,6 +69,7 @@ class View:
     batch_rows: Int64 | None = None
     samples: Int64 | None = None
     is_pasted: bool = False
+    steps: Steps | None = None
 
     def __len__(self) -> int:
         """Return the number of rows, those of all parts."""
@@ -94,6 +99,7 @@ class View:
             batch_rows=batch_rows,
             samples=None if self.samples is None else self.samples[chosen],
             is_pasted=self.is_pasted,
+            steps=None if self.steps is None else self.steps.rows(chosen),
         )
 
     def parts(self) -> View:
@@ -115,11 +121,21 @@ class View:
         if self.affine is None and other.affine is not None:
             object.__setattr__(self, "affine", np.tile(np.eye(2, 3), (len(self), 1, 1)))
         if self.affine is not None:
+            self._put_steps(slice(0, rows.start), other, slice(rows.stop, None))
             self.affine[rows] = np.eye(2, 3) if other.affine is None else other.affine
+
+    def _put_steps(self, before: Any, other: View, after: Any) -> None:
+        """Put the steps of another view between those of some rows before, and of some after them."""
+        if self.steps is not None or other.steps is not None:
+            own = self._all_steps
+            object.__setattr__(
+                self, "steps", joined_steps([own.rows(before), other._all_steps, own.rows(after)])
+            )
 
     def _put_parts(self, row: int, other: View) -> None:
         assert self.batch_rows is not None
         before, after = (np.flatnonzero(each) for each in (self.batch_rows < row, self.batch_rows > row))
+        self._put_steps(before, other, after)
         for name in ("sizes", "boxes", "flips", "affine", "places", "samples"):
             own = getattr(self, name)
             if own is not None:
@@ -130,22 +146,36 @@ class View:
         object.__setattr__(self, "batch_rows", np.repeat(np.arange(len(counts)), counts))
 
     def forget(self, row: int) -> None:
-        """Overwrite one row's box: its geometry is not known."""
+        """Overwrite one row's box and affine: its geometry is not known."""
         self.boxes[row], self.flips[row] = 0, False
+        if self.affine is not None:
+            self.affine[row] = np.eye(2, 3)
+        if self.steps is not None:
+            self.steps.matrices[row] = np.eye(2, 3)
 
-    def then(self, affine: Float64 | None) -> View:
+    def then(self, affine: Float64 | None, steps: Steps | None = None) -> View:
         """Return the view whose results are moved once more.
 
         Args:
             affine: float64 [B, 2, 3], matrices from points of the result to points of the result, such as
                 those of ``Augment.geometry``; None: not moved.
+            steps: The steps that they are the product of; None: they are one step.
         """
         if affine is None:
             return self
+        after = Steps.of(affine) if steps is None else steps
         if self.batch_rows is not None:
-            affine = affine[self.batch_rows]
+            affine, after = affine[self.batch_rows], after.rows(self.batch_rows)
         before = np.eye(3)[None] if self.affine is None else _square(self.affine)
-        return replace(self, affine=(_square(np.asarray(affine, np.float64)) @ before)[:, :2])
+        moved = (_square(np.asarray(affine, np.float64)) @ before)[:, :2]
+        return replace(self, affine=moved, steps=self._all_steps.then(after))
+
+    @property
+    def _all_steps(self) -> Steps:
+        """``steps``, or the affine as one."""
+        if self.steps is not None:
+            return self.steps
+        return Steps.none(len(self)) if self.affine is None else Steps.of(self.affine)
 
     @classmethod
     def whole(
@@ -184,6 +214,11 @@ class View:
         Raises:
             ValueError: The geometry of a row is not known.
         """
+        matrices = self._unmoved()
+        return matrices if self.affine is None else _square(self.affine) @ matrices
+
+    def _unmoved(self) -> Float64:
+        """Return ``matrices()`` without ``affine``."""
         self.check_known()
         top, left, height, width = self.boxes.astype(np.float64).T
         place_top, place_left, place_height, place_width = self.all_places.astype(np.float64).T
@@ -195,7 +230,7 @@ class View:
         matrices[:, 1, 1] = y_scale
         matrices[:, 1, 2] = place_top - y_scale * top
         matrices[:, 2, 2] = 1.0
-        return matrices if self.affine is None else _square(self.affine) @ matrices
+        return matrices
 
     def points(self, points: npt.ArrayLike) -> Float64:
         """Move points of the source to points of the result.
@@ -204,7 +239,8 @@ class View:
             points: (x, y) in pixels, [N, 2] of a view of one row, otherwise [B, N, 2].
 
         Returns:
-            float64 of the same shape. Points outside the box are outside the result.
+            float64 of the same shape. Points outside the box are outside the result, unless ``affine`` moves
+            them there: see ``shows``.
 
         Raises:
             ValueError: The points have another shape, or the geometry of a row is not known.
@@ -222,11 +258,79 @@ class View:
         moved = given @ matrices[:, :2, :2].transpose(0, 2, 1) + matrices[:, None, :2, 2]
         return moved.reshape(given.shape)
 
+    def shows(self, points: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> Bool:
+        """Return which points of the source the result shows.
+
+        They are in the box, from its left and upper edge up to but not including the others, in the result,
+        and in the frame of each step of an augmentation between: what a step moves out of its frame is lost,
+        also if the next one moves that place back.
+
+        Args:
+            points: (x, y) in pixels, [N, K, 2], or [K, 2] of a view of one row.
+            rows: Row of each of the N, [N]; by default the only row.
+
+        Returns:
+            bool [N, K], or [K].
+
+        Raises:
+            ValueError: The geometry of a row is not known.
+
+        Example:
+            >>> import numpy as np
+            >>> right, left = (np.array([[[1.0, 0.0, x], [0.0, 1.0, 0.0]]]) for x in (30, -30))
+            >>> view = tarpeg.View.whole((100, 100), (100, 100)).then(right).then(left)
+            >>> points = [[20, 50], [80, 50]]
+            >>> view.points(points).tolist(), view.shows(points).tolist()
+            ([[20.0, 50.0], [80.0, 50.0]], [True, False])
+        """
+        given = np.asarray(points, np.float64)
+        if given.ndim == 1 and not given.size:  # of an image without points
+            given = given.reshape(0, 2)
+        flat = given[None] if given.ndim == 2 else given
+        places = np.zeros(len(flat), np.int64) if rows is None else np.asarray(rows)
+        if (
+            flat.ndim != 3
+            or flat.shape[-1] != 2
+            or len(places) != len(flat)
+            or (rows is None and len(self) > 1)
+        ):
+            raise ValueError(
+                f"points must be (x, y), [K, 2] for a view of one row or [N, K, 2] with rows= [N] of its "
+                f"{len(self)}, got {list(given.shape)}"
+            )
+        matrices = self.matrices()
+        crops = self.boxes[places, None].astype(np.float64)
+        origin = crops[..., 1::-1]
+        is_there = ((flat >= origin) & (flat < origin + crops[..., :1:-1])).all(axis=-1)
+        moved = _at(matrices, flat, places)
+        is_there &= ((moved >= 0) & (moved <= self.size[::-1])).all(axis=-1)
+        is_there &= ~self.loses(flat, places)
+        return np.asarray(is_there.reshape(given.shape[:-1]))
+
+    def loses(self, points: Float64, rows: Int64) -> Bool:
+        """Return which points of the source a step of an augmentation moves out of its frame, but the last.
+
+        Args:
+            points: (x, y) in pixels, float64 [N, K, 2].
+            rows: Row of each of the N, int64 [N].
+
+        Returns:
+            bool [N, K].
+        """
+        is_lost = np.zeros(points.shape[:2], np.bool_)
+        if self.steps is not None:
+            some = np.flatnonzero(self.steps.may_lose(self.size)[rows])
+            if len(some):
+                before = _at(self._unmoved(), points[some], rows[some])
+                is_lost[some] = ~self.steps.rows(rows[some]).keep(before, self.size)
+        return is_lost
+
     def rectangles(self, boxes: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> tuple[Float64, Float64]:
         """Move boxes of the source to boxes of the result.
 
         A box is clipped to the crop, and becomes what is left of it in the result. With an ``affine`` it
-        becomes the bounds of its four moved corners, clipped to the result.
+        becomes the bounds of its four moved corners, clipped to the result. Of a box that one of several
+        ``steps`` moves partly out of its frame, these are the corners of what is left of it.
 
         Args:
             boxes: (x1, y1, x2, y2) in pixels of the source, [N, 4].
@@ -263,9 +367,19 @@ class View:
             moved[~is_inside], visible[~is_inside] = 0.0, 0.0
         if self.affine is not None:
             affine = self.affine[places]
-            corners = moved[:, [[0, 1], [2, 1], [0, 3], [2, 3]]]
-            corners = corners @ affine[:, :, :2].transpose(0, 2, 1) + affine[:, None, :, 2]
+            unmoved = moved[:, [[0, 1], [2, 1], [0, 3], [2, 3]]]
+            corners = unmoved @ affine[:, :, :2].transpose(0, 2, 1) + affine[:, None, :, 2]
             low, high = corners.min(axis=1), corners.max(axis=1)
+            some = np.zeros(0, np.int64)
+            if self.steps is not None:
+                some = np.flatnonzero(self.steps.may_lose(self.size)[places] & (visible > 0))
+            if self.steps is not None and len(some):
+                steps = self.steps.rows(places[some])
+                ends_within: Bool = np.asarray(steps.keep(unmoved[some], self.size).all(axis=1))
+                some = some[~ends_within]
+                left, shares = steps.rows(~ends_within).clipped(unmoved[some][:, [0, 1, 3, 2]], self.size)
+                low[some], high[some] = left.min(axis=1), left.max(axis=1)
+                visible[some] *= shares
             moved = np.concatenate([_limited(low, 0.0, result), _limited(high, 0.0, result)], axis=1)
             visible *= _share(moved[:, 2:] - moved[:, :2], high - low)
         return moved, visible
@@ -296,6 +410,7 @@ def joined(views: Sequence[View]) -> View:
             np.tile(np.eye(2, 3), (len(each), 1, 1)) if each.affine is None else each.affine for each in views
         ]
         affine = np.concatenate(known)
+    has_steps = any(view.steps is not None for view in views)
     return View(
         sizes=np.concatenate([view.sizes for view in views]),
         boxes=np.concatenate([view.boxes for view in views]),
@@ -304,7 +419,13 @@ def joined(views: Sequence[View]) -> View:
         affine=affine,
         places=places,
         drops_by_centre=any(view.drops_by_centre for view in views),
+        steps=joined_steps([view._all_steps for view in views]) if has_steps else None,
     )
+
+
+def _at(matrices: Float64, points: Float64, rows: Int64) -> Float64:
+    """Return points [N, K, 2] moved by the matrices [B, 3, 3] of their rows."""
+    return np.asarray(points @ matrices[rows, :2, :2].transpose(0, 2, 1) + matrices[rows, None, :2, 2])
 
 
 def _share(part: Float64, whole: Float64) -> Float64:

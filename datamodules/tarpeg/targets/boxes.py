@@ -58,8 +58,9 @@ class Boxes:
     source and result. An image without boxes is kept, with N = 0.
 
     Boxes are computed in float64. They are clipped to the crop; under an affine of ``Augment`` or of a
-    policy a box becomes the bounds of its moved corners, clipped to the result. ``area`` is the area in the
-    file (by default that of the box), times the scale of the view, times the visible share of the box.
+    policy a box becomes the bounds of its moved corners, clipped to the result; of several such steps, each
+    takes what it moves out of the frame. ``area`` is the area in the file (by default that of the box), times
+    the scale of the view, times the visible share of the box.
 
     A box of no or negative size, one with a number that is not finite, one that lies outside its image, a
     label that is not in the table and JSON that is not as ``objects`` describes it are broken targets:

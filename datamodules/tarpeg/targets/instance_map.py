@@ -18,6 +18,7 @@ from ..shards.source import Source, missing, plain, where_of
 from .annotations import FieldError, Place, as_json, read_objects, slices_of, table_of
 from .covering import Cover, bounds_of_bits, pixels_of_bits
 from .instances import InstanceMasks
+from .lost import lost_pixels
 from .masks import Key, Values, keys_of, warped
 from .moved import dicts_of
 from .outlines import Outlines, chosen_outlines, numbers_in, outline_bounds, outlines_in
@@ -317,11 +318,11 @@ class InstanceMap:
         whole = [value for value in values if isinstance(value, Instances)]
         if len(whole) == len(values):
             return self._moved_outlines(whole, view)
-        objects, image_ids = [], []
+        objects, image_ids, lost = [], [], lost_pixels(view)
         for row, (value, key) in enumerate(zip(values, keys_of(view), strict=True)):
             if isinstance(value, Shown):
                 affine = None if view.affine is None else view.affine[row]
-                objects.append(self._visible(value.pictures[key], value.numbers, affine))
+                objects.append(self._visible(value.pictures[key], value.numbers, affine, lost.get(row)))
                 image_ids.append(value.image_id)
             else:
                 objects.append(self._of_outlines(value, view.row(row)))
@@ -345,8 +346,13 @@ class InstanceMap:
             bits={"masks": np.concatenate([each.bits for each in objects])},
         )
 
-    def _visible(self, picture: Values, numbers: Int64 | None, affine: Float64 | None) -> _Objects:
-        """Return the objects of a picture in the size of the result; without numbers those that it shows."""
+    def _visible(
+        self, picture: Values, numbers: Int64 | None, affine: Float64 | None, lost: Bool | None
+    ) -> _Objects:
+        """Return the objects of a picture in the size of the result; without numbers those that it shows.
+
+        ``lost``: pixels that show nothing after the affine.
+        """
         if numbers is None:
             numbers = self._numbers_in(picture)
         wanted = np.where(numbers < 256, numbers, 0).astype(np.uint8)
@@ -355,6 +361,8 @@ class InstanceMap:
         if affine is not None and len(masks):
             each = np.repeat(affine[None], len(masks), axis=0)
             masks = warped(masks.view(np.uint8), each, 0).view(np.bool_)
+            if lost is not None:
+                masks[:, lost] = False
         labels = self._labels_of(numbers) if self._place is None else numbers
         bits = np.packbits(masks.reshape(len(masks), picture.size), axis=1)
         pixels = np.array([np.count_nonzero(mask) for mask in masks], np.int64)

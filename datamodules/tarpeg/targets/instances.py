@@ -16,6 +16,7 @@ from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
 from .annotations import FieldError, Place, Scan, joined, read_objects
 from .covering import Cover
+from .lost import lost_pixels
 from .masks import MODES, warped
 from .moved import dicts_of
 from .outlines import Outlines, chosen_outlines, outline_bounds, outlines_of, outlines_of_scanned
@@ -145,6 +146,9 @@ class InstanceMasks:
         if view.affine is not None and len(packed):
             masks = unpack_masks(torch.from_numpy(packed), view.size).numpy()
             masks = warped(masks, np.repeat(view.affine, counts, axis=0), 0)
+            ends = np.cumsum(counts)
+            for row, lost in lost_pixels(view).items():
+                masks[ends[row] - counts[row] : ends[row], lost] = 0
             flat = masks.reshape(len(masks), -1)
             packed, pixels = np.packbits(flat, axis=1), flat.sum(axis=1, dtype=np.int32)
         return Fields(

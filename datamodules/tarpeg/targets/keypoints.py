@@ -40,8 +40,9 @@ class Keypoints:
     all fields, and an object that one of them drops is dropped by both.
 
     Visibility is that of COCO: 0, not labelled; 1, labelled and hidden; 2, visible. A point outside the
-    crop or the result gets (0, 0, 0), as points that are not labelled have. Points are computed in float64,
-    and their numbers count from the edge of the image: the middle of the first pixel is 0.5. If the image is
+    crop or the result gets (0, 0, 0), as points that are not labelled have, and so does one that a step of an
+    augmentation moves out of the frame, whatever later ones do. Points are computed in float64, and their
+    numbers count from the edge of the image: the middle of the first pixel is 0.5. If the image is
     mirrored, by the crop, a policy or ``Augment``, left and right points change places.
 
     Points that are not lists of K points of finite numbers, a visibility other than 0, 1 and 2, and labelled
@@ -151,6 +152,7 @@ class Keypoints:
         is_there = ((places >= origin) & (places < origin + crops[..., :1:-1])).all(axis=-1)
         moved = places @ matrices[rows, :2, :2].transpose(0, 2, 1) + matrices[rows, None, :2, 2]
         is_there &= ((moved >= 0) & (moved <= view.size[::-1])).all(axis=-1) & (points[..., 2] > 0)
+        is_there &= ~view.loses(places, rows)
         found = np.where(is_there[..., None], np.concatenate([moved, points[..., 2:]], axis=-1), 0.0)
         is_mirrored = np.linalg.det(matrices[:, :2, :2])[rows] < 0
         found[is_mirrored] = found[is_mirrored][:, self._order]

@@ -18,6 +18,7 @@ from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.source import Source, missing, plain, where_of
+from .lost import lost_pixels
 from .masks import MODES, places_of
 from .moved import dicts_of
 from .protocols import Fields
@@ -39,7 +40,7 @@ class FloatMap:
     file times ``scale``. It is cut out as its image is, and resized as torchvision's ``resize`` does with
     float images, with the same bits. Numbers do not change with the scale of the image, and a flip mirrors
     the map alone. Under an affine of ``Augment`` or of a policy it is interpolated once more, and blended
-    with ``fill`` at the edges of the image.
+    with ``fill`` at the edges of the image. What one of several such steps has lost is ``fill``.
 
     Bilinear interpolation mixes neighbours: a number that stands for a missing measurement, such as a depth
     of 0, spoils those beside it, and NaN makes these NaN too. "nearest-exact" and "nearest", as of ``Masks``,
@@ -159,6 +160,8 @@ class FloatMap:
             part[:] = resized[:, ::-1] if is_mirrored else resized
         if view.affine is not None and len(values):
             maps = self._warped(maps, view.affine)
+            for row, lost in lost_pixels(view).items():
+                maps[row][lost] = self.fill
         return Fields(
             self.fields[0],
             np.zeros(len(view), np.int64),

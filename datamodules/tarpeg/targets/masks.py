@@ -16,6 +16,7 @@ from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.source import Source, missing, plain, where_of
+from .lost import lost_pixels
 from .moved import dicts_of
 from .pictures import room_for
 from .protocols import Fields
@@ -56,7 +57,7 @@ class Masks:
     pixels whose border it is on, the right or lower one, where they choose by rounding); "nearest", as
     torchvision's ``Resize`` does with masks, takes the pixel under its corner, up to half a pixel off the
     image. Under an affine of ``Augment`` or of a policy, each pixel is the one nearest to its place before,
-    and ``fill`` outside.
+    and ``fill`` outside, and where one of several such steps has lost what a later one moves back.
 
     A mask of another size than its image, one that cannot be decoded and a value that is not in the table
     are broken targets: ``LoaderConfig(on_error=...)`` decides, as for a broken image.
@@ -221,6 +222,8 @@ class Masks:
         masks = self._cut(values, view)
         if view.affine is not None and len(values):
             masks = warped(masks, view.affine, self.fill)
+            for row, lost in lost_pixels(view).items():
+                masks[row][lost] = self.fill
         counts = np.zeros(len(view), np.int64)
         return Fields(
             "mask", counts, np.zeros(0, np.bool_), {}, {}, view.size, {"mask": masks}, self.dtype, self.fill
