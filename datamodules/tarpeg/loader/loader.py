@@ -586,13 +586,10 @@ class Loader:
                 self.settle()  # of the batch before
             if k == count:
                 return
-            try:
-                if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork
-                    owner = os.getpid()
-                    flow = self._feed.results(self._fetching, self._runner, epoch, k)
-                result = next(flow, None)
-            except TransformError as failure:  # of the first image
-                raise shortened(failure) from failure.__cause__
+            if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork
+                owner = os.getpid()
+                flow = self._feed.results(self._fetching, self._runner, epoch, k)
+            result = next(flow, None)
             if result is None:  # the end of a stream
                 return
             if k + 1 == count and self._feed.continues(epoch + 1):
@@ -752,6 +749,8 @@ class _Batches:
         except BaseException as error:
             # Its text alone: the error holds the frames of its traceback, and their batches.
             self._failure = f"{type(error).__name__}: {str(error).rstrip('.')}."
+            if isinstance(error, TransformError):
+                raise shortened(error) from error.__cause__
             raise
 
     def close(self) -> None:
