@@ -674,7 +674,7 @@ def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch
     progress = getattr(getattr(loop, "epoch_progress", None), "current", None)
     if progress is None or not hasattr(loop, "_restarting") or not hasattr(loop.epoch_loop, "restarting"):
         return epoch
-    if loop.restarting and not sampler.is_within:
+    if loop.restarting and not sampler.has_state:
         _warn_of_left_out(loop.epoch_loop)
     batches: Any = loop.epoch_loop.batch_progress
     done, is_over = batches.current.processed, progress.ready == progress.started == progress.processed

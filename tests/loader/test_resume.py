@@ -371,6 +371,9 @@ def test_the_batch_that_lightning_fetches_ahead_of_a_stream_does_not_count(photo
     data = tarpeg.ShardDataModule(split, workers=0, batch_size=4)
     path = failed(tmp_path, data, Failing(hook, 3))
     assert torch.load(path, weights_only=True)["ShardDataModule"]["train"]["batches"] == 3
+    with pytest.warns(UserWarning, match="cannot go back to batch 3 .* the whole epoch is drawn") as said:
+        fitted(tmp_path, tarpeg.ShardDataModule(split, workers=0, batch_size=4), None, path, max_epochs=1)
+    assert not any("another data module" in str(each.message) for each in said)
 
 
 @pytest.mark.parametrize("name", ["step2", "step3", "step6", "step7", "epoch0", "epoch1", "validation"])

@@ -470,24 +470,28 @@ class EpochCounter:
     Attributes:
         on_epoch: Called first by ``set_epoch``; returns the epoch in place of the one it gets.
         epoch: The next epoch, if ``set_epoch`` is not called.
+        has_state: Whether ``resume`` was called after the last ``set_epoch``. Of a stream without a length
+            Lightning takes a batch before it sets the epoch.
     """
 
     def __init__(self) -> None:
         self.on_epoch: Callable[[int], int] | None = None
         self.epoch = 0
+        self.has_state = False
         self._set: int | None = None
         self._resumed: tuple[int, int, bool] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``."""
         self._set = epoch if self.on_epoch is None else self.on_epoch(epoch)
+        self.has_state = False
 
     def resume(self, epoch: int, batch: int, is_end: bool) -> None:
         """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it.
 
         An epoch that was set before is forgotten: the last call counts.
         """
-        self._set = None
+        self._set, self.has_state = None, True
         self.epoch = epoch + is_end
         self._resumed = (epoch, batch, is_end)
 
@@ -504,7 +508,7 @@ class EpochCounter:
     def follow(self, other: EpochCounter) -> tuple[int, int]:
         """Take over the next iteration of another counter; return its epoch and first batch."""
         self.epoch, self._resumed = other.epoch, other._resumed
-        self._set = other._set
+        self._set, self.has_state = other._set, other.has_state
         if self._resumed is not None:
             return self._resumed[:2]
         return (self.epoch if self._set is None else self._set), 0
