@@ -24,7 +24,7 @@ from helpers.scenes import Scenes, number_of, objects
 from PIL import Image
 from tarpeg import Augment, Boxes, Masks, RandomResizedCrop, ShardError, Split, View, Whole
 from tarpeg.cache.masks import banded
-from tarpeg.targets.masks import Part
+from tarpeg.targets.masks import Part, warped
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 
@@ -292,3 +292,15 @@ def test_a_mask_of_an_image_that_exif_turns_is_upright():
 def test_wrong_settings(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Masks(**{"extension": "png", **options})
+
+
+@pytest.mark.parametrize("moved", [[], [1, 4], [0, 1, 2, 3, 4]])
+def test_masks_that_no_affine_moves_stay_beside_others(moved):
+    rng = np.random.default_rng(len(moved))
+    masks = rng.integers(0, 255, (5, 9, 12), np.uint8)
+    affine = np.tile(np.eye(2, 3), (5, 1, 1))
+    affine[moved, 0, 2] = 2.0  # by whole pixels, to the right
+    expected = masks.copy()
+    expected[moved] = np.pad(masks[moved], ((0, 0), (0, 0), (2, 0)), constant_values=7)[:, :, :12]
+    given = masks.copy()
+    assert (warped(given, affine, 7) == expected).all() and (given == masks).all()

@@ -304,10 +304,15 @@ def warped(masks: Values, affine: Float64, fill: int) -> Values:
     """Warp masks by matrices of pixel edges; those of the operator count from the centres."""
     from ..ops.augment import warp_affine  # here, because it loads the operators
 
-    shifted = affine.copy()
-    shifted[:, :, 2] += affine[:, :, :2].sum(axis=2) * 0.5 - 0.5
-    images, size = torch.from_numpy(masks)[:, None], masks.shape[1:]
-    found: Values = warp_affine(images, torch.from_numpy(shifted), size, "nearest", float(fill))[:, 0].numpy()
+    rows = np.flatnonzero((affine != np.eye(2, 3)).any(axis=(1, 2)))  # many policies move few images
+    shifted = affine[rows]
+    shifted[:, :, 2] += shifted[:, :, :2].sum(axis=2) * 0.5 - 0.5
+    images, size = torch.from_numpy(masks[rows])[:, None], masks.shape[1:]
+    moved = warp_affine(images, torch.from_numpy(shifted), size, "nearest", float(fill))[:, 0].numpy()
+    if len(rows) == len(masks):
+        return moved
+    found = masks.copy()
+    found[rows] = moved
     return found
 
 
