@@ -7,9 +7,10 @@ import io
 
 import pytest
 import tarpeg
+import torch
 from helpers.pictures import jpeg, picture
 from helpers.several import COUNT, SIDES, pair, pairs, stack, stacks
-from helpers.small_tars import members, tars
+from helpers.small_tars import members, tars, write_tar
 from PIL import Image
 from tarpeg import Layout, Loader, Original, Packed, RandomResizedCrop, Raw, Resized, Split, Tiled
 from tarpeg.cache.codecs import tile_width
@@ -64,6 +65,37 @@ def test_a_cache_gives_the_pixels_of_its_source(tmp_path, form, codec):
         assert tarpeg.build_cache(tmp_path / "source", tmp_path / "cache", codec, 0, images=image).built == 0
         other = [*LIST, "0.jpg"]
         assert tarpeg.build_cache(tmp_path / "source", tmp_path / "cache", codec, 0, images=other).built == 1
+
+
+@pytest.mark.parametrize(
+    "codec", [Tiled(), Tiled(quality=95), Packed(), Raw(), Resized(32), Original()], ids=str
+)
+@pytest.mark.parametrize(("kind", "content"), [("png", "PNG"), ("webp", "WEBP"), ("jpg", "JPEG")])
+def test_images_of_a_pattern_are_found_whatever_the_codec_makes_of_them(tmp_path, kind, content, codec):
+    """Also a JPEG that is named .png, which is as common as a PNG that is named .jpg."""
+
+    def image(level, form):
+        file = io.BytesIO()
+        Image.new("RGB", (32, 32), (level, level, level)).save(file, form)
+        return file.getvalue()
+
+    wrong = "PNG" if content == "JPEG" else "JPEG"
+    levels = {"0": 10, "1": 100, "2": 200}
+    source = write_tar(
+        tmp_path / "a.tar",
+        [
+            (f"k{n}.{place}.{kind}", image(level, wrong if (n, place) == (1, "1") else content))
+            for n in range(3)
+            for place, level in levels.items()
+        ],
+    )
+    report = tarpeg.build_cache(source, tmp_path / "cache", codec, executor=0, images=f"*.{kind}")
+    assert report.samples == 3 and not report.quarantine
+    split = Split(tmp_path / "cache", tarpeg.Whole(8), image=f"*.{kind}", shuffle=False, target=None)
+    (batch,) = Loader(split, batch_size=3, workers=0)
+    assert batch.image.offsets.tolist() == [0, 3, 6, 9]
+    found = batch.image.images[:, 0, 4, 4].int()
+    assert (found - torch.tensor([*levels.values()] * 3)).abs().max() <= 1
 
 
 def test_without_images_all_but_the_image_stay(tmp_path):

@@ -116,6 +116,17 @@ def test_members_of_a_key_that_are_not_together_are_named_with_the_remedy(tmp_pa
         pickle.loads(pickle.dumps(Shards.joined([shards, shards]))).labels([5])
 
 
+def test_a_key_of_several_samples_is_a_warning_with_the_remedy(tmp_path):
+    names = [f"{key}.{kind}" for kind in ("jpg", "png") for key in ("b", "a")]  # images, then their masks
+    path = write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names])
+    for _ in range(2):  # of the tar, and of its index
+        with pytest.warns(UserWarning, match=r"several samples have the key 'b', and all .* --sort=name"):
+            shards = Shards([path])
+        assert images(shards) == [name.encode() for name in names]
+    with pytest.raises(ShardError, match=r"key 'a' has no member 'cls', only \['jpg'\].* --sort=name"):
+        shards.labels([1])
+
+
 def test_a_duplicate_extension_is_an_error_with_shard_and_key(tmp_path):
     path = write_tar(tmp_path / "dup.tar", [("x/k.jpg", b"1"), ("x/k.JPG", b"2")])
     with pytest.raises(ShardError, match=r"dup\.tar: key 'x/k' .*two .*'jpg'"):

@@ -17,7 +17,7 @@ from ..errors import CacheError, allowed_bad, explains_arguments
 from ..machine import usable_cores
 from ..ops import library
 from ..processes import completed, open_executor
-from ..shards.image_names import ImageNames, check_images, listed, pattern_of, plain_list
+from ..shards.image_names import ImageNames, check_images, keeps_names, listed, pattern_of, plain_list
 from ..shards.manifest import (
     Finding,
     Manifest,
@@ -323,6 +323,7 @@ class _Builder:
             self.findings = assignment.findings
         parameters = [job.describe_codec(self.codec), asdict(self.layout), *self.masks]
         parameters += [{"images": self.images}] if self.images else []
+        parameters += ["names"] if keeps_names(self.images) else []
         fingerprint = job.hash_of([_FORMAT, identity, *parameters])
         manifest = finished_manifest(self.folder, fingerprint)
         if manifest is not None:

@@ -213,7 +213,7 @@ def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str
         try:
             wanted = _wanted(job, sample)
             chosen = _images_of(job.images, sample, wanted)
-            members, names = _encode(job.codec, sample, chosen, result)
+            members, names = _encode(job, sample, chosen, wanted, result)
             _check_readers(job.images, wanted, names, members)
             _write_bands(job.masks, sample, chosen, members, result)
         except DecodeError as error:
@@ -342,17 +342,25 @@ def _check_readers(
 
 
 def _encode(
-    codec: Codec, sample: Sample, images: Sequence[str], result: ShardResult
+    job: ShardJob,
+    sample: Sample,
+    images: Sequence[str],
+    wanted: Mapping[str, str | None],
+    result: ShardResult,
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Return the sample's members, in order, with the images encoded, and their new names.
 
+    An image of a pattern keeps its name if the pattern would not find the new one: a JPEG in place of a PNG.
     Counts the images in `result`.
     """
     names, encoded = {name: name for name in sample.members}, {}
+    pattern = pattern_of(job.images)
     for image in images:
         stem, dot, _ = image.rpartition(".")
-        found = _encoded_image(codec, sample, image)
-        names[image] = f"{stem}{dot}{found.extension}"
+        found = _encoded_image(job.codec, sample, image)
+        name = f"{stem}{dot}{found.extension}"
+        if pattern is None or image not in wanted or pattern(name):
+            names[image] = name
         encoded[names[image]] = found
     members = {names[name]: content for name, content in sample.members.items()}
     taken = [*names.values()]

@@ -94,6 +94,12 @@ def pattern_of(images: ImageNames) -> Pattern | None:
     return Pattern(images.lower()) if isinstance(images, str) and _MAGIC.search(images) else None
 
 
+def keeps_names(images: ImageNames) -> bool:
+    """Return whether images that a cache makes JPEGs keep their names, as the pattern takes no JPEGs."""
+    pattern = pattern_of(images)
+    return pattern is not None and not fnmatchcase("jpg", pattern.text.rpartition(".")[2])
+
+
 def plain_list(images: ImageNames) -> list[str]:
     """Return ``images=`` as a list of extensions, or of one pattern."""
     pattern = pattern_of(images)

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -50,7 +51,8 @@ class TarIndex:
         members: int64 [3, M], rows EXTENSION (an index into ``extensions``), OFFSET and NBYTES (in the tar).
         extensions: Extensions of the members, each once.
         left_out: Number of samples without an image.
-        first_left_out: Key of the first of them whose image is elsewhere in the tar; or else of the first.
+        first_left_out: Key of the first of them whose image is elsewhere in the tar, or else of the first; if
+            none is left out, the first key that several samples have.
     """
 
     tar_nbytes: int
@@ -64,13 +66,13 @@ class TarIndex:
 
     @property
     def apart(self) -> str:
-        """A key whose members are not together: an image, and later others; "" for none."""
+        """A key whose members are not together, or that several samples have; "" for none."""
         key = self.first_left_out.encode("utf-8", "surrogateescape")
         ends = self.samples[KEY_END]
         begins = ends[np.diff(ends, prepend=0) == len(key)] - len(key)
         for place, byte in enumerate(key):
             begins = begins[self.keys[begins + place] == byte]
-        return self.first_left_out if self.left_out and len(begins) else ""
+        return self.first_left_out if len(key) and len(begins) else ""
 
 
 KEY_END, MEMBER_END, IMAGE = range(3)
@@ -238,8 +240,11 @@ def build_from(
             + _remedy(members_there)
             * (not several)
         )
-    apart = {key.encode("utf-8", "surrogateescape") for key in left_out}.intersection(keys)
-    found_apart = (key for key in left_out if key.encode("utf-8", "surrogateescape") in apart)
+    once = set(keys)
+    apart = [key for key in left_out if key.encode("utf-8", "surrogateescape") in once]
+    if not left_out and len(once) < len(keys):
+        twice = next(key for key, count in Counter(keys).items() if count > 1)
+        apart = [twice.decode("utf-8", "surrogateescape")]
     return TarIndex(
         tar_nbytes=nbytes,
         tar_mtime_ns=mtime_ns,
@@ -248,7 +253,7 @@ def build_from(
         members=np.array(members, np.int64).T.copy(),
         extensions=tuple(codes),
         left_out=len(left_out),
-        first_left_out=next(itertools.chain(found_apart, left_out), ""),
+        first_left_out=next(iter([*apart, *left_out]), ""),
     )
 
 

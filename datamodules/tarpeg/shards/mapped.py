@@ -539,9 +539,14 @@ def _open(group: list[tuple[Path, ShardEntry | None]], several: bool) -> _Opened
         f"shard {path}: {index.left_out} samples have no image and are left out, "
         f"the first is key {index.first_left_out!r}"
     )
-    if index.apart:
+    if index.apart and index.left_out:
         warning = (
             f"shard {path}: {index.left_out} samples have no image and are left out. {_apart(index.apart)}"
+        )
+    elif index.apart:
+        warning = (
+            f"shard {path}: several samples have the key {index.apart!r}, and all of them come. If it is "
+            f"one: {_apart(index.apart)}"
         )
     # The size alone says little: a tar is filled up to whole blocks, often of 10 KiB.
     found = hashlib.sha256(index.keys.tobytes() + index.members[NBYTES].tobytes()).hexdigest()[:16]
