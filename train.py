@@ -56,7 +56,7 @@ def run(config: DictConfig) -> None:
     out = Path(HydraConfig.get().runtime.output_dir)
     summary, interrupt = DataSummary(note_on(config.data)), Interrupt(out / "checkpoints")
     table = Predictions(out / "predictions.csv")
-    arguments = HydraConfig.get().overrides.task
+    arguments = command_line()
     trainer = instantiate(
         config.trainer,
         logger=[instantiate(logger) for logger in (config.logger or {}).values()] or False,
@@ -79,10 +79,17 @@ def run(config: DictConfig) -> None:
                 show(line)
 
 
+def command_line() -> list[str]:
+    """Return the overrides of this run; relative interpolations are those of their place, not of a list."""
+    given: Any = HydraConfig.get().overrides.task
+    texts: Any = OmegaConf.to_container(given, resolve=False)
+    return [text if "${." in text else given[place] for place, text in enumerate(texts)]
+
+
 def make_data(config: DictConfig) -> tarpeg.ShardDataModule:
     """Return the data module; with ``verbose``, print the plan of its splits."""
     augment = instantiate(config.augment) if config.get("augment") else None
-    changes = {"augment": augment, **data_to_predict(config, HydraConfig.get().overrides.task)}
+    changes = {"augment": augment, **data_to_predict(config, command_line())}
     train = config.data.get("train")
     if config.validate and train is not None and OmegaConf.is_missing(train, "shards"):
         changes["train"] = None  # only those of val are read

@@ -28,6 +28,7 @@ from tarpeg import (
     FolderShards,
     Layout,
     Original,
+    Packed,
     Raw,
     Resized,
     ShardError,
@@ -394,11 +395,28 @@ def test_a_layout_never_mixes_shards_of_two_splits(shard_of, tmp_path, cache, la
     assert build(folder, tmp_path / "copies").shards == 2, "shards that keep their names are not mixed"
 
 
-def test_an_image_that_readers_would_overlook_is_an_error(shard_of, cache):
+def test_an_image_that_readers_would_overlook_keeps_its_name(shard_of, cache):
     path = shard_of([("k.jpg", jpeg("420", 64, 80)), ("k.png", b"mask")])
-    with pytest.raises(CacheError, match=r"key 'k'.*'ppm'.*'png'"):
-        build(path, cache, Raw())
-    assert build(path, cache, Tiled()).samples == 1
+    assert build(path, cache, Raw()).samples == 1
+    found = members(cache / path.name)
+    assert [*found] == ["k.jpg", "k.png"] and found["k.jpg"][:2] == b"P6"
+    split = tarpeg.Split(cache, tarpeg.Whole(8), target=None)
+    (batch,) = tarpeg.Loader(split, batch_size=1, workers=0)
+    assert batch.image.shape == (1, 3, 8, 8)
+
+
+@pytest.mark.parametrize("codec", [Tiled(), Tiled(quality=95), Packed(), Raw(), Resized(32)], ids=str)
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "TIFF"])
+def test_one_image_with_a_wrong_name_beside_a_mask_does_not_end_a_build(shard_of, cache, kind, codec):
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), (90, 90, 90)).save(file, kind)
+    wrong = [("k1.jpg", file.getvalue()), ("k1.png", b"mask"), ("k1.cls", b"1")]
+    right = [("k2.jpg", jpeg("420", 64, 64)), ("k2.png", b"mask"), ("k2.cls", b"2")]
+    report = build(shard_of(right, wrong), cache, codec)
+    assert report.samples == 2 and not report.quarantine
+    split = tarpeg.Split(cache, tarpeg.Whole(8), shuffle=False)
+    (batch,) = tarpeg.Loader(split, batch_size=2, workers=0)
+    assert batch.label.tolist() == [2, 1] and (batch.image[1].int() - 90).abs().max() <= 1
 
 
 @dataclass(frozen=True)

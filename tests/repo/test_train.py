@@ -31,6 +31,7 @@ from omegaconf import OmegaConf
 from tarpeg.remedies import Message, Setting
 from tarpeg_hydra.overrides import with_overrides
 
+import train as script
 from training.callbacks import DataSummary, Interrupt
 from training.checkpoints import KeepArguments, with_those_of_checkpoint
 from training.checks import ConfigError, check_arrays, check_checkpoint, check_run, check_trainer
@@ -409,6 +410,16 @@ def test_the_summary_leaves_out_what_was_not_measured(tmp_path):
     assert "(traces open in" in next(summary_of(trainer, {}))
     trainer.profiler = SimpleProfiler(tmp_path)
     assert next(summary_of(trainer, {})) == f"profile: {tmp_path}"
+
+
+def test_relative_interpolations_of_the_command_line_are_kept_as_they_are(monkeypatch):
+    monkeypatch.setenv("TARPEG_TEST_SEED", "7")
+    task = ["data=shards", "data.val.crop.size=${...train.crop.size}", "seed=${oc.env:TARPEG_TEST_SEED}"]
+    run = OmegaConf.create({"overrides": {"task": task}})
+    monkeypatch.setattr(script.HydraConfig, "get", lambda: run)
+    assert script.command_line() == [*task[:2], "seed=7"]
+    kept = KeepArguments(script.command_line())
+    assert kept.arguments == task[:2]
 
 
 def test_the_line_to_go_on_is_a_command_of_a_shell(monkeypatch):

@@ -28,7 +28,7 @@ from filelock import FileLock
 
 from ..errors import CacheError, DecodeError
 from ..files import read_regular, write_json
-from ..shards.image_names import pattern_of, stored_names
+from ..shards.image_names import PACKED, pattern_of, stored_names
 from ..shards.index import build_from, save
 from ..shards.labels import DATA_ERRORS
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
@@ -350,8 +350,8 @@ def _encode(
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Return the sample's members, in order, with the images encoded, and their new names.
 
-    An image of a pattern keeps its name if the pattern would not find the new one: a JPEG in place of a PNG.
-    Counts the images in `result`.
+    An image keeps its name if readers would not find the new one: of a pattern, a JPEG in place of a PNG; and
+    a PNG that is named .jpg, beside a mask that is named .png. Counts the images in `result`.
     """
     names, encoded = {name: name for name in sample.members}, {}
     pattern = pattern_of(job.images)
@@ -361,11 +361,13 @@ def _encode(
         name = f"{stem}{dot}{found.extension}"
         if pattern is None or image not in wanted or pattern(name):
             names[image] = name
-        encoded[names[image]] = found
+        encoded[image] = found
+    own = image_extension(sample.members)
+    if own is not None and image_extension(names.values()) != names[own] and encoded[own].extension != PACKED:
+        names[own] = own
     members = {names[name]: content for name, content in sample.members.items()}
     taken = [*names.values()]
     clashes = [(names[each], names[each]) for each in images if taken.count(names[each]) > 1]
-    own = image_extension(sample.members)
     if own is None:
         clashes += [(names[each], names[each]) for each in images if names[each] == image_extension(members)]
     elif image_extension(members) != names[own]:
@@ -378,8 +380,8 @@ def _encode(
             "codec, or rename that member."
         )
     for image in images:
-        members[names[image]] = encoded[names[image]].data
-        _count_encoded(sample.members[image], image, encoded[names[image]], result)
+        members[names[image]] = encoded[image].data
+        _count_encoded(sample.members[image], image, encoded[image], result)
     return members, names
 
 

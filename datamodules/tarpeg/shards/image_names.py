@@ -16,7 +16,7 @@ from .source import plain
 # an image 0.jpg; and it is not among those that a pattern takes for another format.
 _STORED = ("tpj", "ppm", "jpg")
 _STORED_OF_PATTERN = ("tpj", "ppm")
-_PACKED = "tpj"  # of no other program: outside of a cache, left.ppm and left.jpg are never left.png
+PACKED = "tpj"  # of no other program: outside of a cache, left.ppm and left.jpg are never left.png
 _MAGIC = re.compile(r"[*?\[]")
 
 ImageNames = Sequence[str] | str
@@ -45,7 +45,7 @@ class Pattern:
         if not is_image_name(extension):
             return
         stem, dot, kind = extension.rpartition(".")
-        is_renamed = kind == _PACKED or (self.is_cached and kind in _STORED_OF_PATTERN)
+        is_renamed = kind == PACKED or (self.is_cached and kind in _STORED_OF_PATTERN)
         for each in IMAGE_EXTENSIONS if is_renamed else (kind,):
             name = f"{stem}{dot}{each}"
             if fnmatchcase(name, self.text) or fnmatchcase(f".{name}", self.text):
@@ -78,7 +78,7 @@ def stored_names(name: str, *, is_cached: bool = True) -> list[str]:
     ``is_cached``: Whether it may be that of a cache; otherwise it may be packed, and nothing else.
     """
     stem, dot, _ = name.rpartition(".")
-    kinds = _STORED if is_cached else (_PACKED,)
+    kinds = _STORED if is_cached else (PACKED,)
     return list(dict.fromkeys([name, *(f"{stem}{dot}{kind}" for kind in kinds)]))
 
 
