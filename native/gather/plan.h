@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "base/device.h"
 #include "base/status.h"
 #include "gather/layout.h"
@@ -17,21 +19,9 @@ TARPEG_HD int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // Copies between memory at a multiple of kAlign bytes and a value. nvcc copies by words only what has a type
 // of that alignment, and puts a word together again only of what is no byte: of memcpy() and
 // __builtin_assume_aligned it makes a load for each byte.
-template <size_t kSize>
-struct UnitOf {
-  using Type = uint32_t;
-};
-template <>
-struct UnitOf<1> {
-  using Type = uint8_t;
-};
-template <>
-struct UnitOf<2> {
-  using Type = uint16_t;
-};
 template <size_t kAlign>
 struct alignas(kAlign) Word {
-  using Unit = typename UnitOf<kAlign>::Type;
+  using Unit = std::conditional_t<kAlign == 1, uint8_t, std::conditional_t<kAlign == 2, uint16_t, uint32_t>>;
   Unit units[kAlign / sizeof(Unit)];
 };
 template <size_t kAlign, class T>

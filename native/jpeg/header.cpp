@@ -73,8 +73,7 @@ size_t tiff_bytes(uint32_t type) noexcept {
 
 // The orientation in the TIFF structure of the EXIF segments, or 0 if there is none. 1 if it does not begin
 // as TIFF does: Pillow then ignores EXIF and XMP.
-int exif_orientation(Joined tiff) noexcept {
-  if (tiff.starts_with(kExif, kExifBytes)) tiff.skip(kExifBytes);
+int exif_orientation(const Joined& tiff) noexcept {
   if (tiff.size == 0) return 0;
   const bool is_tiff = tiff.starts_with("II*\0", 4) || tiff.starts_with("II\0*", 4) ||
                        tiff.starts_with("MM\0*", 4) || tiff.starts_with("MM*\0", 4) ||
@@ -197,6 +196,7 @@ Header read_jpeg(Bytes file) noexcept {
     }
     at += length;
   }
+  if (tiff.starts_with(kExif, kExifBytes)) tiff.skip(kExifBytes);
   const int exif = exif_orientation(tiff);
   header.orientation = exif != 0 ? exif : xmp != 0 ? xmp : 1;
   header.status = has_frame ? Status::kOk : Status::kCorrupt;

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Int64
 from ..shards.source import Source
-from ..targets.lost import lost_pixels
+from ..targets.lost import lose
+from ..targets.masks import warped
 from ..targets.moved import dicts_of
 from ..targets.protocols import Fields
 
@@ -54,15 +54,8 @@ class PadMask:
         for mask, (top, left, height, width) in zip(masks, view.all_places.tolist(), strict=True):
             mask[top : top + height, left : left + width] = 0
         if view.affine is not None and len(view):
-            from ..ops.augment import warp_affine  # here, because it loads the operators
-
-            # From points that count from the edge of the image to the operator's, from the first centre.
-            shifted = view.affine.copy()
-            shifted[:, :, 2] += view.affine[:, :, :2].sum(axis=2) * 0.5 - 0.5
-            images, matrices = torch.from_numpy(masks)[:, None], torch.from_numpy(shifted)
-            masks = warp_affine(images, matrices, view.size, "nearest", 1.0)[:, 0].numpy()
-            for row, lost in lost_pixels(view).items():
-                masks[row][lost] = 1
+            masks = warped(masks, view.affine, 1)
+            lose(masks, view, 1)
         counts = np.zeros(len(view), np.int64)
         kept = np.zeros(0, np.bool_)
         return Fields("pad_mask", counts, kept, {}, {}, view.size, {"pad_mask": masks}, "bool", 1)

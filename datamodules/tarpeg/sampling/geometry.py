@@ -298,14 +298,16 @@ class View:
                 f"points must be (x, y), [K, 2] for a view of one row or [N, K, 2] with rows= [N] of its "
                 f"{len(self)}, got {list(given.shape)}"
             )
-        matrices = self.matrices()
-        crops = self.boxes[places, None].astype(np.float64)
-        origin = crops[..., 1::-1]
-        is_there = ((flat >= origin) & (flat < origin + crops[..., :1:-1])).all(axis=-1)
-        moved = _at(matrices, flat, places)
-        is_there &= ((moved >= 0) & (moved <= self.size[::-1])).all(axis=-1)
-        is_there &= ~self.loses(flat, places)
+        is_there = self.shows_moved(flat, _at(self.matrices(), flat, places), places)
         return np.asarray(is_there.reshape(given.shape[:-1]))
+
+    def shows_moved(self, points: Float64, moved: Float64, rows: Int64) -> Bool:
+        """Return ``shows(points, rows)`` of points [N, K, 2] that ``matrices()`` moved to ``moved``."""
+        crops = self.boxes[rows, None].astype(np.float64)
+        origin = crops[..., 1::-1]
+        is_there = ((points >= origin) & (points < origin + crops[..., :1:-1])).all(axis=-1)
+        is_there &= ((moved >= 0) & (moved <= self.size[::-1])).all(axis=-1)
+        return np.asarray(is_there & ~self.loses(points, rows))
 
     def loses(self, points: Float64, rows: Int64) -> Bool:
         """Return which points of the source a step of an augmentation moves out of its frame, but the last.

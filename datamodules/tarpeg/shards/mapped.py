@@ -539,14 +539,13 @@ def _open(group: list[tuple[Path, ShardEntry | None]], several: bool) -> _Opened
         f"shard {path}: {index.left_out} samples have no image and are left out, "
         f"the first is key {index.first_left_out!r}"
     )
-    if index.apart and index.left_out:
+    apart = index.apart  # found anew at each look
+    if apart and index.left_out:
+        warning = f"shard {path}: {index.left_out} samples have no image and are left out. {_apart(apart)}"
+    elif apart:
         warning = (
-            f"shard {path}: {index.left_out} samples have no image and are left out. {_apart(index.apart)}"
-        )
-    elif index.apart:
-        warning = (
-            f"shard {path}: several samples have the key {index.apart!r}, and all of them come. If it is "
-            f"one: {_apart(index.apart)}"
+            f"shard {path}: several samples have the key {apart!r}, and all of them come. If it is "
+            f"one: {_apart(apart)}"
         )
     # The size alone says little: a tar is filled up to whole blocks, often of 10 KiB.
     found = hashlib.sha256(index.keys.tobytes() + index.members[NBYTES].tobytes()).hexdigest()[:16]
@@ -556,7 +555,7 @@ def _open(group: list[tuple[Path, ShardEntry | None]], several: bool) -> _Opened
         stats=[(index.tar_nbytes, index.tar_mtime_ns)],
         stamps=[index.tar_mtime_ns],
         contents=contents,
-        apart=[index.apart],
+        apart=[apart],
         warning=warning or "",
     )
 

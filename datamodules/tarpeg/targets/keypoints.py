@@ -147,12 +147,8 @@ class Keypoints:
         points = joined([value.points for value in values], (0, self.count, 3))
         matrices = view.matrices()
         places = points[..., :2]
-        crops = view.boxes[rows, None].astype(np.float64)
-        origin = crops[..., 1::-1]
-        is_there = ((places >= origin) & (places < origin + crops[..., :1:-1])).all(axis=-1)
         moved = places @ matrices[rows, :2, :2].transpose(0, 2, 1) + matrices[rows, None, :2, 2]
-        is_there &= ((moved >= 0) & (moved <= view.size[::-1])).all(axis=-1) & (points[..., 2] > 0)
-        is_there &= ~view.loses(places, rows)
+        is_there = view.shows_moved(places, moved, rows) & (points[..., 2] > 0)
         found = np.where(is_there[..., None], np.concatenate([moved, points[..., 2:]], axis=-1), 0.0)
         is_mirrored = np.linalg.det(matrices[:, :2, :2])[rows] < 0
         found[is_mirrored] = found[is_mirrored][:, self._order]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -38,6 +40,12 @@ def lost_pixels(view: View) -> dict[int, Bool]:
                 white = run_programs(white, ops, numbers, nearest=nearest)
     lost = white[:, 0].numpy() < 128
     return {row: each for row, each in zip(rows.tolist(), lost, strict=True) if each.any()}
+
+
+def lose(pictures: npt.NDArray[Any], view: View, fill: float) -> None:
+    """Fill what the steps of a view have lost, in pictures [B, H, W] of its rows."""
+    for row, lost in lost_pixels(view).items():
+        pictures[row][lost] = fill
 
 
 def _values_of(matrices: npt.NDArray[np.float64], size: tuple[int, int]) -> npt.NDArray[np.float32]:

@@ -18,7 +18,7 @@ from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.source import Source, missing, plain, where_of
-from .lost import lost_pixels
+from .lost import lose
 from .masks import MODES, places_of
 from .moved import dicts_of
 from .protocols import Fields
@@ -160,8 +160,7 @@ class FloatMap:
             part[:] = resized[:, ::-1] if is_mirrored else resized
         if view.affine is not None and len(values):
             maps = self._warped(maps, view.affine)
-            for row, lost in lost_pixels(view).items():
-                maps[row][lost] = self.fill
+            lose(maps, view, self.fill)
         return Fields(
             self.fields[0],
             np.zeros(len(view), np.int64),

@@ -16,7 +16,7 @@ from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.source import Source, missing, plain, where_of
-from .lost import lost_pixels
+from .lost import lose
 from .moved import dicts_of
 from .pictures import room_for
 from .protocols import Fields
@@ -222,8 +222,7 @@ class Masks:
         masks = self._cut(values, view)
         if view.affine is not None and len(values):
             masks = warped(masks, view.affine, self.fill)
-            for row, lost in lost_pixels(view).items():
-                masks[row][lost] = self.fill
+            lose(masks, view, self.fill)
         counts = np.zeros(len(view), np.int64)
         return Fields(
             "mask", counts, np.zeros(0, np.bool_), {}, {}, view.size, {"mask": masks}, self.dtype, self.fill
