@@ -59,7 +59,7 @@ def run(config: DictConfig) -> None:
     arguments = command_line()
     trainer = instantiate(
         config.trainer,
-        logger=[instantiate(logger) for logger in (config.logger or {}).values()] or False,
+        logger=[instantiate(each) for each in (config.logger or {}).values() if each] or False,
         callbacks=[*callbacks.values(), KeepArguments(arguments), summary, interrupt, table],
         profiler=instantiate(config.profiler) or None,
     )
@@ -127,8 +127,6 @@ def fit(
     except SystemExit as end:  # Lightning's
         if trainer.is_global_zero:
             resume = resume_hint(trainer, arguments, interrupt.saved, checkpoint["ckpt_path"])
-            if not interrupt.saved:
-                resume = resume.replace("from here", "from the last checkpoint", 1)
             show(
                 f"interrupted; {resume or 'there is no checkpoint yet: one is written after each validation'}"
             )

@@ -90,14 +90,18 @@ def summary_of(
 
 
 def resume_hint(
-    trainer: lightning.Trainer, arguments: Sequence[str], saved: str = "", otherwise: str | None = None
+    trainer: lightning.Trainer,
+    arguments: Sequence[str],
+    saved: str | None = None,
+    otherwise: str | None = None,
 ) -> str:
     """Return the whole command that goes on with the training from its end; "" if there is no checkpoint.
 
     Args:
         trainer: of the run that ended.
         arguments: of its command line, as overrides: the data of a training belong to it.
-        saved: path of a checkpoint of exactly this place, if there is one.
+        saved: path of the checkpoint that a run has saved where it was interrupted, "" for none; None for a
+            run that was not interrupted.
         otherwise: the checkpoint from which this run started.
     """
     writers = [each for each in trainer.checkpoint_callbacks if getattr(each, "monitor", "") is None]
@@ -119,7 +123,8 @@ def resume_hint(
     words += [f"{given.get(name, name)}={limit}" for name, limit in new.items()]
     limits = " and ".join(f"{name}={limit}" for name, limit in reached.items())
     why = f" ({limits} is reached)" if reached else ""
-    return f"to go on from here{why}: python {os.path.relpath(sys.argv[0])} {' '.join(words)}"
+    place = "the last checkpoint" if saved == "" else "here"
+    return f"to go on from {place}{why}: python {os.path.relpath(sys.argv[0])} {' '.join(words)}"
 
 
 def _profile(profiler: Profiler | None) -> Iterator[str]:

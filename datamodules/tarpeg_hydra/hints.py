@@ -88,14 +88,15 @@ def check_settings(program: str, arguments: Sequence[str]) -> None:
             return
         problem = _unknown(program, key, given)
     except (HydraException, OmegaConfBaseException, ValueError):
-        empty = [key for key, value in given.items() if value == "null" and (_conf() / key).is_dir()]
-        if not empty:
+        # "null" and numbers are no names of files.
+        groups = [key for key, value in given.items() if (_conf() / key).is_dir() and _is_scalar(value)]
+        if not groups:
             return  # Hydra explains it
-        is_needed = empty[0] in ("data", "model", "trainer")
-        remedy = f"choose one: {empty[0]}=NAME" if is_needed else f"~{empty[0]} leaves it out"
-        problem = f"{empty[0]}=null cannot be given here: {remedy}"
+        is_needed = groups[0] in ("data", "model", "trainer")
+        remedy = f"choose one: {groups[0]}=NAME" if is_needed else f"~{groups[0]} leaves it out"
+        problem = f"{groups[0]}={given[groups[0]]} cannot be given here: {remedy}"
     else:
-        problem = next(_misplaced(config, given), "") or _not_writable(config)
+        problem = next(_misplaced(config, given), "") or _ungrouped(program, given) or _not_writable(config)
     if problem:
         raise SystemExit(f"{program}: {problem}")
 
@@ -167,6 +168,38 @@ def _misplaced(config: DictConfig, given: dict[str, str]) -> Iterator[str]:
         if own and isinstance(node, DictConfig) and name in node and name not in own and name[:1] != "_":
             near = similar(name, own, f"{parent}.{{}}".format)
             yield f"{parent}.{name} is not an argument of {node['_target_']}{near}"
+
+
+def _ungrouped(program: str, given: dict[str, str]) -> str:
+    """Explain a value in place of the settings of a class; those of the data explain themselves."""
+    values = {
+        key: value
+        for key, value in given.items()
+        if "." in key
+        and key[0] not in "+~"
+        and key[:5] != "data."
+        and value != "null"
+        and value[:1] not in "{$"
+    }
+    if not values:
+        return ""
+    groups = [f"{key}={value}" for key, value in given.items() if (_conf() / key).is_dir()]
+    before = _composed(program, groups)
+    for key, value in values.items():
+        node = OmegaConf.select(before, key)
+        if not isinstance(node, DictConfig) or "_target_" not in node:
+            continue
+        group = key.partition(".")[0]
+        options = sorted(path.stem for path in (_conf() / group).glob("*.yaml"))
+        choice = f"; one of the files of {group}: {group}={value}" * (value in options)
+        return f"{key}={value} must be settings, such as {key}._target_={node._target_}{choice}"
+    return ""
+
+
+def _is_scalar(value: str) -> bool:
+    return value == "null" or not isinstance(
+        OverridesParser.create().parse_override(f"a={value}").value(), str
+    )
 
 
 def _left_over(parent: str, node: DictConfig) -> Iterator[str]:

@@ -155,6 +155,19 @@ def test_a_command_has_the_settings_of_its_tool(name):
             "data.train.crop._target_=tarpeg.AspectBuckets?",
         ),
         ("preview", ["augment=null"], "augment=null cannot be given here: ~augment leaves it out"),
+        ("train", ["model=5"], "model=5 cannot be given here: choose one: model=NAME"),
+        (
+            "train",
+            ["model.net=small"],
+            "model.net=small must be settings, such as model.net._target_=torchvision.models."
+            "shufflenet_v2_x0_5; one of the files of model: model=small",
+        ),
+        (
+            "train",
+            ["model=resnet18", "model.optimizer=adam"],
+            "model.optimizer=adam must be settings, such as model.optimizer._target_=torch.optim.SGD",
+        ),
+        ("train", ["model.net={_target_:torch.nn.Identity}", "logger.csv=null", "~callbacks.stall"], ""),
     ],
 )
 def test_settings_that_do_not_exist_are_one_line_with_a_similar_name(program, arguments, message):

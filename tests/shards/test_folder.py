@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import pickle
 import re
@@ -20,8 +21,9 @@ from tarpeg import CenterCrop, Folder, KeyedBatch, Loader, ShardDataModule, Shar
 from tarpeg.shards.folder import ImageFile
 from tarpeg.shards.labels import read_labels
 from tarpeg.shards.opening import open_source, places_of
+from tarpeg.shards.paths import expand
 from tarpeg.shards.unlabelled import UnlabelledImages, find_images
-from tarpeg.shards.walk import left_out_line
+from tarpeg.shards.walk import left_out_line, matches
 from torchvision.transforms.v2.functional import center_crop, resize
 
 FORMATS = {
@@ -84,6 +86,46 @@ def test_globs_paths_and_lists(album, monkeypatch):
     monkeypatch.chdir(album)
     assert keys("d") == ["e.bmp", "f.tiff", "g/h.webp", "g/i.ppm", "g/j.pgm", "g/k.pbm"]
     assert keys("*.gif") == ["l.m.gif"]
+    assert keys("{a.jp,l.m.gi}*") == ["a.jpg", "l.m.gif"]
+    assert keys(f"{album}/{{d,d/g}}/[ei].*") == ["e.bmp", "g/i.ppm"]
+    Path("{b}.jpg").write_bytes(Path("a.jpg").read_bytes())
+    assert keys("{b}.jpg") == ["{b}.jpg"], "an existing path is taken literally"
+    with pytest.raises(ShardError, match=r"'a\.jpg' has images and 'x\.jpg' has shards, or does not exist"):
+        find_images("{a,x}.jpg")
+
+
+def test_a_folder_by_a_path_with_two_dots_has_all_its_images(album):
+    expected = find_images(album)
+    found = find_images(f"{album}/d/g/../..")
+    assert found.keys(range(len(found))) == expected.keys(range(len(expected)))
+    assert found.left_out == expected.left_out
+
+
+def test_a_pattern_does_not_follow_links_to_a_folder_above(album):
+    plain(album / "d" / "g" / "x.tar")
+    for place in ("up", "d/up", "d/g/up"):
+        (album / place).symlink_to(album)  # three of them: glob.glob would not end
+    found = find_images(f"{album}/**/*.p?m")
+    assert found.keys(range(len(found))) == ["d/g/i.ppm", "d/g/j.pgm", "d/g/k.pbm"]
+    assert expand(f"{album}/**/*.tar") == [album / "d" / "g" / "x.tar"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["**/*.jpg", "**", "*/**/*.jpg", "a/**/*.jpg", "**/**/*.jpg", "a/**", "**/a/*", "[ab]/**/?.*", "a**/*"],
+)
+def test_patterns_match_as_those_of_glob(tmp_path, monkeypatch, pattern):
+    for place in ("a/b/c", "a/.hidden", "b/c[1]/a", "a/x y", "aa"):
+        folder = tmp_path / place
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("1.jpg", ".2.jpg", "3.png"):
+            (folder / name).touch()
+    (tmp_path / "b" / "link").symlink_to(tmp_path / "a" / "x y")  # followed, as by glob
+    monkeypatch.chdir(tmp_path)
+    for before in ("", "./", f"{tmp_path}/", f"{tmp_path}//b/../"):
+        expected = {name for name in glob.glob(before + pattern, recursive=True) if not Path(name).is_dir()}  # noqa: PTH207
+        found = [name for name in matches(before + pattern) if not Path(name).is_dir()]
+        assert sorted(found) == sorted(expected)
 
 
 @pytest.mark.parametrize(

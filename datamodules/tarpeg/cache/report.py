@@ -62,7 +62,7 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
         measure: Also measure how much faster it decodes than its source.
     """
     share = report.bytes / max(report.source_bytes, 1)
-    images = max(report.samples, 1)
+    images = max(sum(report.tiles.values()) + sum(report.untiled.values()), 1)  # a sample may have several
     lines = [
         f"{report.dest}: {report.samples} samples in {_plural(report.shards, 'shard')}, "
         f"{report.built} of them written now, in {report.seconds:.1f} s",
@@ -123,7 +123,8 @@ def summarise_shards(shards: Paths) -> list[str]:
     for folder, manifest in manifests.items():
         if manifest is not None:
             kind = "packed" if manifest.codec["name"] == "Packed" else "tiled"
-            counted = _counted(sum(manifest.tiles.values()), max(manifest.samples, 1))
+            tiled, untiled = sum(manifest.tiles.values()), sum(manifest.untiled.values())
+            counted = _counted(tiled, max(tiled + untiled, 1))
             size = f"{manifest.samples} samples, {manifest.bytes / 1e6:.1f} MB"
             lines.append(f"cache {folder}: codec {manifest.codec['name']}, {size}; {kind}: {counted}")
     return lines

@@ -17,6 +17,7 @@ from .manifest import MANIFEST, listed
 from .pillow import FILE_EXTENSIONS
 from .saved import SUFFIXES
 from .urls import is_url, public_url
+from .walk import matches
 
 # PathLike comes last, because jsonargparse would make a string of anything for it.
 Paths = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
@@ -136,7 +137,7 @@ def _expand_one(text: str) -> Iterator[Path]:
     elif "{" in text or "}" in text:
         yield from _expand_braces(text)
     elif glob.has_magic(text):
-        names = glob.glob(text, recursive=True)  # noqa: PTH207 (Path.glob refuses absolute patterns)
+        names = matches(text)
         # A pattern such as "train-*" also matches the indexes beside the shards.
         names = [name for name in names if not name.endswith((*SUFFIXES, ".idx", MANIFEST))]
         found = {path for path in map(Path, names) if not path.is_dir()}

@@ -285,6 +285,9 @@ class _Opener:
         status = self._status()
         if HTTP.match(self.url) and status == _HTTP_ERROR:
             return requested_status(self.url)
+        if HTTP.match(self.url) and isinstance(error, TimeoutError):
+            # curl is silent while it repeats a request that a busy server refuses.
+            return f"{reason_of(error, self.url)}; another request: {requested_status(self.url)}"
         ended = f"its command ended with status {status}"
         if HTTP.match(self.url) and status in _CURL:
             ended = f"{_CURL[status]} (curl ended with status {status})"

@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from ..errors import ShardError
 from ..files import LARGEST_IMAGE, checked_size, open_regular
-from .paths import Paths, identity, parts_of
+from .paths import Paths, expand_braces, identity, parts_of
 from .pillow import FILE_EXTENSIONS
 from .source import Source, digest
-from .walk import below, by_number, is_image, left_out_line
+from .urls import is_url
+from .walk import below, by_number, is_image, left_out_line, matches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +110,7 @@ def find_images(source: Paths) -> UnlabelledImages | None:
     files are left out: ``left_out`` and ``odd`` of the result are about both. Raises ShardError if some parts
     of a list mean images and others do not, and for an image of two parts, also by a link.
     """
-    parts = parts_of(source)
+    parts = [one for part in parts_of(source) for one in _without_braces(part)]
     left_out, odd = Counter[str](), list[str]()
     found = [_found(os.path.expanduser(part), left_out, odd) for part in parts]  # noqa: PTH111
     images = [entry for entry in found if entry is not None]
@@ -126,6 +127,13 @@ def find_images(source: Paths) -> UnlabelledImages | None:
     root = roots[0] if len(roots) == 1 else Path(os.path.commonpath(roots))
     names = [os.path.relpath(path, root) for _, paths in images for path in paths]
     return UnlabelledImages(root, names, left_out_line(by_number(left_out)), odd)
+
+
+def _without_braces(part: str) -> list[str]:
+    """Expand the braces of a part, as those of shards; an existing path and a URL have none."""
+    if "{" not in part or is_url(part) or os.path.lexists(os.path.expanduser(part)):  # noqa: PTH111
+        return [part]
+    return expand_braces(part, part)
 
 
 def _refuse_twice(parts: Sequence[str], files: Sequence[Sequence[str]]) -> None:
@@ -169,9 +177,7 @@ def _found(text: str, left_out: Counter[str], notes: list[str]) -> tuple[Path, l
         return (path.parent, [str(path)]) if is_image(path.name, FILE_EXTENSIONS) else None
     if not glob.has_magic(text):
         return None
-    # Path.glob refuses absolute patterns.
-    # A pattern such as "**/**/*.jpg" matches a file several times.
-    found = [Path(name) for name in sorted({*glob.glob(text, recursive=True)}) if not Path(name).is_dir()]  # noqa: PTH207
+    found = [Path(name) for name in sorted(matches(text)) if not Path(name).is_dir()]
     names = [name for name in found if name.is_file()]
     if not names or not all(is_image(name.name, FILE_EXTENSIONS) for name in names):
         return None

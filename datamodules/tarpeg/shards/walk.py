@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import stat
@@ -165,6 +166,24 @@ def walk(
         todo += [(os.path.join(directory, name), seen | {places[name]}) for name in inner]  # noqa: PTH118
 
 
+def matches(pattern: str) -> list[str]:
+    """Paths that a glob matches, folders too; "**" is any number of folders, without those of a link above.
+
+    glob.glob would follow such a link some forty times, and two of them for ever.
+    """
+    text = re.sub(r"/\*\*(?=/\*\*(/|$))", "", f"/{pattern}")
+    head, deep, tail = re.sub(r"/\*\*$", "/**/*", text).partition("/**/")
+    if not deep:
+        return glob.glob(pattern)  # noqa: PTH207 (Path.glob refuses absolute patterns)
+    found: dict[str, None] = {}
+    for root in matches(head[1:] or "/") if head else [""]:
+        for directory, inner, _ in walk(root or ".", on_error=lambda error: None):
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            place = glob.escape(directory if root else directory[2:])
+            found |= dict.fromkeys(matches(os.path.join(place, tail)))  # noqa: PTH118
+    return list(found)
+
+
 def _is(kind: Callable[[os.DirEntry[str]], bool], entry: os.DirEntry[str]) -> bool:
     try:
         return kind(entry)
@@ -175,7 +194,8 @@ def _is(kind: Callable[[os.DirEntry[str]], bool], entry: os.DirEntry[str]) -> bo
 def _above(folder: str | Path) -> set[tuple[int, int] | None]:
     """Places of a folder and of all folders above it, with and without links."""
     path = Path(folder).absolute()
-    return {_place(one) for one in {path, *path.parents, *path.resolve().parents}} - {None}
+    by_name = () if ".." in path.parts else path.parents  # those of "a/b/.." have a/b, which is below
+    return {_place(one) for one in {path, *by_name, *path.resolve().parents}} - {None}
 
 
 def _place(path: str | Path) -> tuple[int, int] | None:
