@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 
 import pytest
 import tarpeg
@@ -15,6 +16,7 @@ from PIL import Image
 from tarpeg import Layout, Loader, Original, Packed, RandomResizedCrop, Raw, Resized, Split, Tiled
 from tarpeg.cache.codecs import tile_width
 from tarpeg.cache.job import NO_IMAGE
+from tarpeg.cache.report import summarise_build, summarise_shards
 from tarpeg.shards.image_names import Pattern, check_images, stored_names
 
 LIST, PATTERN = [f"{side}.jpg" for side in SIDES], "*.jpg"
@@ -59,9 +61,14 @@ def test_a_cache_gives_the_pixels_of_its_source(tmp_path, form, codec):
             assert tile_width(content)[0] is not None
             with Image.open(io.BytesIO(content)) as one, Image.open(io.BytesIO(data)) as other:
                 assert one.tobytes() == other.tobytes()
-    if isinstance(
-        codec, Tiled
-    ):  # a later build has nothing to do, one of other images writes the shard again
+    shares = [
+        float(one)
+        for line in [*summarise_build(report), *summarise_shards(str(tmp_path / "cache"))]
+        for one in re.findall(r"([0-9.]+)%", line)
+    ]
+    assert max(shares) <= 100
+    # A later build has nothing to do, one of other images writes the shard again.
+    if isinstance(codec, Tiled):
         assert tarpeg.build_cache(tmp_path / "source", tmp_path / "cache", codec, 0, images=image).built == 0
         other = [*LIST, "0.jpg"]
         assert tarpeg.build_cache(tmp_path / "source", tmp_path / "cache", codec, 0, images=other).built == 1

@@ -52,13 +52,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    """URL of the folder on a web server, which truncates s-cut.tar and stalls in s-stall.tar."""
+    """URL of the folder on a web server: s-cut.tar is truncated, s-stall.tar stalls, s-busy.tar is a 503."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
             pass
 
         def do_GET(self):
+            if "busy" in self.path:
+                return self.send_error(503)
             if not self.path.startswith(("/s-cut", "/s-stall")):
                 return super().do_GET()
             content = (folder / "s-0.tar").read_bytes()
@@ -248,6 +250,13 @@ def test_a_server_that_stops_answering_curl_is_an_error_in_time(server, monkeypa
         taken(load(server + "/s-stall.tar"))
     assert time.monotonic() - started < 10  # the server stalls for 30 s
     assert "s-stall.tar, since" in caplog.text
+
+
+def test_a_server_that_stays_busy_is_named_with_its_answer(server, monkeypatch):
+    monkeypatch.setattr(urls, "_SECONDS", 0.3)
+    what = r"s-busy\.tar cannot be read as a stream: no answer for 0\.3 s; another request: 503 Service Unav"
+    with pytest.raises(ShardError, match=what):  # curl repeats its request in silence
+        taken(load(server + "/s-busy.tar"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

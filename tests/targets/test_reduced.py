@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.server
 import json
+import threading
 
 import pytest
 import tarpeg
@@ -74,6 +78,65 @@ def test_whatever_else_is_read_of_a_reduced_cache_goes_on(source, tmp_path):
         _, found = next(iter(load(None, split=split, keys=False, **HERE)))
         assert not isinstance(targets, Relative) or found == [1.5] * 4
         assert not isinstance(targets, Halved) or found[0]["boxes"].tolist() == [[1.5, 1.25, 4, 2.5]]
+
+
+def test_a_cache_of_a_reduced_cache_is_refused_too(source, tmp_path):
+    boxes = IN_PIXELS["Boxes"]
+    what = r"its codec Resized\(shorter=32\) reduces images.* targets=Boxes, in pixels "
+    tarpeg.build_cache(source, tmp_path / "small", tarpeg.Resized(32), executor=0)
+    with pytest.raises(CacheError, match=rf"the source, the cache {tmp_path}/small: {what}"):
+        tarpeg.build_cache(tmp_path / "small", tmp_path / "new", executor=0, targets=boxes)
+    before = tmp_path / "small"
+    for name in ("packed", "tiled"):
+        cache, codec = tmp_path / name, {"packed": tarpeg.Packed(), "tiled": tarpeg.Tiled()}[name]
+        tarpeg.build_cache(before, cache, codec, executor=0)
+        with pytest.raises(CacheError, match=rf"the cache {cache}: {what}"):
+            load(None, split=Split(str(cache), Whole((16, 24)), targets=boxes), **HERE)
+        with pytest.raises(CacheError, match=rf"the cache {cache}: {what}"):
+            tarpeg.verify_cache(cache, 0, targets=boxes)
+        before = cache
+    manifest = json.loads((before / "manifest.json").read_text())
+    del manifest["reduced_by"]  # as an early version wrote it: the same build adds it
+    (before / "manifest.json").write_text(json.dumps(manifest))
+    assert tarpeg.build_cache(tmp_path / "packed", before, tarpeg.Tiled(), executor=0).built == 0
+    assert json.loads((before / "manifest.json").read_text())["reduced_by"]["name"] == "Resized"
+    tarpeg.build_cache(source, tmp_path / "whole", executor=0)
+    assert "reduced_by" not in json.loads((tmp_path / "whole" / "manifest.json").read_text())
+
+
+def test_a_reduced_cache_on_a_server_is_refused_as_a_stream_and_as_a_source(source, tmp_path):
+    pytest.importorskip("aiohttp")
+    for name, codec in (("small", tarpeg.Resized(32)), ("whole", tarpeg.Packed())):
+        tarpeg.build_cache(source, tmp_path / name, codec, executor=0)
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "train-0.tar").write_bytes((source / "train-0.tar").read_bytes())
+    (tmp_path / "page" / "manifest.json").write_text("<html>Welcome</html>")  # not of a cache
+    boxes = IN_PIXELS["Boxes"]
+    with served(tmp_path) as url:
+        urls = {
+            name: f"{url}/{name}/train-0.tar?Signature=a/b" for name in ("small", "whole", "page", "source")
+        }
+        for name, shard in urls.items():
+            refused = pytest.raises(CacheError, match=rf"cache {url}/{name}: its codec Resized\(shorter=32\)")
+            with refused if name == "small" else contextlib.nullcontext():
+                load(None, split=Split(shard, Whole((16, 24)), targets=boxes, streaming=True), **HERE)
+            with refused if name == "small" else contextlib.nullcontext():
+                tarpeg.build_cache(shard, tmp_path / f"of-{name}", executor=0, targets=boxes)
+
+
+@contextlib.contextmanager
+def served(folder):
+    """Serve a folder over http; yield its URL."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 @pytest.mark.parametrize("codec", [tarpeg.Packed(), tarpeg.Raw(), tarpeg.Tiled()], ids=repr)

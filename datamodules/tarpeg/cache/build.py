@@ -19,10 +19,12 @@ from ..ops import library
 from ..processes import completed, open_executor
 from ..shards.image_names import ImageNames, check_images, keeps_names, listed, pattern_of, plain_list
 from ..shards.manifest import (
+    CodecEntry,
     Finding,
     Manifest,
     Quarantined,
     ShardEntry,
+    reducing,
     summed,
 )
 from ..shards.urls import local_folder
@@ -204,7 +206,7 @@ def build_cache(
     if isinstance(executor, int) and executor < 0:
         raise ValueError(f"executor={executor!r} must be an Executor, or a number of processes, 0 or more")
     folder = Path(local_folder("dest", dest)).expanduser().absolute()
-    refuse_reduced(targets, job.describe_codec(codec), f"dest={str(folder)!r}")
+    refuse_reduced(targets, reducing(job.describe_codec(codec)), f"dest={str(folder)!r}")
     if images is not None:
         check_images("images", images)
     listing = listing_of(source, several=images is not None)
@@ -214,6 +216,9 @@ def build_cache(
             "samples have several in shards, as KEY.left.jpg and KEY.right.jpg"
         )
     listing.refuse(folder)
+    reducers = listing.reducers()
+    for cache, reduced_by in reducers.items():
+        refuse_reduced(targets, reduced_by, f"the source, the cache {cache}")
     check_own(folder)
     library.load()  # compiles the operators if necessary: once, not in every worker
     builder = _Builder(
@@ -226,6 +231,7 @@ def build_cache(
         max_bad=max_bad,
         replace=replace,
         progress=progress,
+        reduced_by=next(iter(reducers.values()), None),
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -305,6 +311,7 @@ class _Builder:
     max_bad: float
     replace: bool
     progress: Callable[[Progress], object] | None
+    reduced_by: CodecEntry | None
     built: int = 0
     example: ShardJob | None = None
     classes: list[str] | None = None
@@ -332,10 +339,12 @@ class _Builder:
             if assignment is not None:
                 name, source = next(iter(assignment.inputs))
                 self.example = self._job(name, source, fingerprint)
-            if self.classes and self.classes != manifest.classes:  # built by an early version
-                manifest = dataclasses.replace(manifest, classes=self.classes)
-                manifest.write(self.folder)
-            return manifest
+            known = dataclasses.replace(
+                manifest, classes=self.classes or manifest.classes, reduced_by=self.reduced_by
+            )
+            if known != manifest:  # built by an early version
+                known.write(self.folder)
+            return known
         done = start_build(self.folder, fingerprint, self.listing.described(), self.codec, self.replace)
         on_abandon = partial(withdraw_build, self.folder)
         with open_executor(executor, self._most_processes(assignment, executor)) as pool:
@@ -448,6 +457,7 @@ class _Builder:
             untiled=summed(shard.untiled for shard in shards),
             classes=self.classes,
             images=plain_list(self.images) if self.images else [],
+            reduced_by=self.reduced_by,
         )
 
 

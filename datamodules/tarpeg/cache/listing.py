@@ -15,6 +15,8 @@ from typing import Protocol
 from ..errors import CacheError, ShardError, warn
 from ..shards.classes import classes_beside
 from ..shards.folder import Folder
+from ..shards.manifest import CodecEntry
+from ..shards.opening import reducers_among
 from ..shards.paths import Paths, expand, parts_of, refuse_several_splits
 from ..shards.pillow import IMAGE_EXTENSIONS
 from ..shards.urls import URL, file_name, is_pattern
@@ -40,6 +42,9 @@ class Listing(Protocol):
 
     def local_nbytes(self) -> int | None:
         """Bytes of the source; None if a part of it is remote."""
+
+    def reducers(self) -> dict[str, CodecEntry]:
+        """Return the codecs that have reduced the images of caches among the source, by the cache."""
 
     def classes(self) -> list[str] | None:
         """Return the names of the classes by label; None if they are unknown."""
@@ -130,6 +135,10 @@ class ShardListing:
             return None
         return sum(one.nbytes for one in self.shards)
 
+    def reducers(self) -> dict[str, CodecEntry]:
+        """Return the codecs in the manifests beside the shards, if they have reduced images."""
+        return reducers_among(one.location for one in self.shards)
+
     def classes(self) -> list[str] | None:
         """Return the classes stored beside the local shards; None, with a warning, if they differ."""
         try:
@@ -197,6 +206,10 @@ class FolderListing:
     def local_nbytes(self) -> int | None:
         """0: the assignment has the number."""
         return 0
+
+    def reducers(self) -> dict[str, CodecEntry]:
+        """Return {}: it is no cache."""
+        return {}
 
     def classes(self) -> list[str] | None:
         """Return the names of its directories."""

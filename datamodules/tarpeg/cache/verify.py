@@ -115,7 +115,7 @@ def verify_cache(
     if manifest is None:
         found = "an unfinished build: run it again" if (folder / BUILDING).exists() else "no cache"
         raise CacheError(f"{folder} holds {found} (there is no {MANIFEST}).")
-    refuse_reduced(targets, manifest.codec, f"the cache {folder}")
+    refuse_reduced(targets, manifest.reducer, f"the cache {folder}")
     if executor is None and manifest.bytes < _SMALL:
         executor = 0
     library.load()  # compiles the operators if necessary: once, not in every worker

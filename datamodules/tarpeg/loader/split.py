@@ -23,7 +23,7 @@ from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fra
 from ..shards.image_names import Pattern, check_images, listed, pattern_of
 from ..shards.label import Label, Labels, given_labels, labels_in_members
 from ..shards.labels import Decode, Target, check_target, read_labels
-from ..shards.opening import classes_of, codecs_of, open_source, places_of
+from ..shards.opening import classes_of, open_source, places_of, reducers_of
 from ..shards.paths import Paths, identity, resolved
 from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
@@ -190,7 +190,7 @@ class Split:
     def check_not_reduced(self) -> None:
         """Raise CacheError for targets in pixels, of a cache whose codec has reduced the images."""
         if in_pixels(self.targets):
-            for folder, codec in codecs_of(self.shards).items():
+            for folder, codec in reducers_of(self.shards).items():
                 refuse_reduced(self.targets, codec, f"the cache {folder}")
 
     def check_labels(self, source: Source) -> None:

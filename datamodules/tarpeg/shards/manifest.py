@@ -95,6 +95,11 @@ class CodecEntry(TypedDict):
     parameters: dict[str, Any]
 
 
+def reducing(codec: CodecEntry) -> CodecEntry | None:
+    """Return a codec that reduces images, by its parameter ``shorter``, also one of the user; else None."""
+    return codec if codec["parameters"].get("shorter") is not None else None
+
+
 @dataclass(frozen=True)
 class Manifest:
     """A finished cache. Its content does not depend on when, where or by how many processes it was built.
@@ -114,6 +119,8 @@ class Manifest:
         classes: Names of the classes by label; None if the source has none. In the file those of a folder
             are in ``source`` alone.
         images: ``images=`` of the build, for samples with several images; empty without.
+        reduced_by: The codec that has reduced the images before this build, if the source is a cache; None
+            if there was none.
     """
 
     tarpeg: str
@@ -129,6 +136,12 @@ class Manifest:
     untiled: dict[str, Positive]
     classes: list[str] | None = None
     images: list[str] = field(default_factory=list)
+    reduced_by: CodecEntry | None = None
+
+    @property
+    def reducer(self) -> CodecEntry | None:
+        """The codec that has reduced the images; None if they have the size that they had in their source."""
+        return reducing(self.codec) or self.reduced_by
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Write folder/manifest.json atomically. Raises CacheError if it could not be read again."""
@@ -137,7 +150,7 @@ class Manifest:
         content = {"format": FORMAT, "version": version, **asdict(self)}
         if self.classes == _classes_of_folder(self.source):
             content["classes"] = None
-        may_miss = [(content, "classes"), (content, "images")]
+        may_miss = [(content, "classes"), (content, "images"), (content, "reduced_by")]
         for part, name in (*may_miss, *((shard, "findings") for shard in content["shards"])):
             if not part[name]:  # as in manifests of earlier versions
                 del part[name]
@@ -152,13 +165,19 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
     """
     path = Path(folder) / MANIFEST
     try:
-        content = json.loads(read_regular(path))
+        return parsed(read_regular(path), path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CacheError(
             f"{path} cannot be read: {error.strerror}. Check the file and its permissions; {_rebuild(path)}."
         ) from error
+
+
+def parsed(text: bytes, path: Path) -> Manifest:
+    """Return the manifest that a file has. Raises CacheError as read_manifest, with its path."""
+    try:
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"it is not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from functools import partial
 from pathlib import Path
 
 from ..errors import ShardError, warn
 from .classes import classes_beside
-from .manifest import CodecEntry, read_manifest
+from .manifest import FORMAT, MANIFEST, CodecEntry, Manifest, parsed, read_manifest
 from .mapped import Shards
 from .paths import Paths, expand, identity, resolved
 from .source import Source, completed, is_source
 from .stream import expand_urls
 from .unlabelled import find_images
-from .urls import is_url
+from .urls import HTTP, file_system, is_url, patiently, public_url, shard_errors
 
 log = logging.getLogger(__name__)
 
@@ -77,13 +78,41 @@ def classes_of(given: Paths | Source) -> list[str] | None:
     return None if find_images(given) is not None else classes_beside(expand(given, is_split=True))
 
 
-def codecs_of(given: Paths | Source) -> dict[Path, CodecEntry]:
-    """Return the codecs of the local caches that shards are of, by folder. Raises as ``open_source``."""
+def reducers_of(given: Paths | Source) -> dict[str, CodecEntry]:
+    """Return the codecs that have reduced the images of caches, by the cache. Raises as ``open_source``."""
     if is_source(given) or find_images(given) is not None:
         return {}
-    folders = sorted({Path(name).parent for name in expand_urls(given) if not is_url(name)})
-    manifests = {folder: read_manifest(folder) for folder in folders}
-    return {folder: found.codec for folder, found in manifests.items() if found is not None}
+    return reducers_among(expand_urls(given))
+
+
+def reducers_among(names: Iterable[str]) -> dict[str, CodecEntry]:
+    """Return the codecs that have reduced the images of caches, by the cache.
+
+    Args:
+        names: Absolute paths and URLs of shards. Of a cache whose manifest a server does not send, and of
+            commands, nothing is known.
+    """
+    shards = (name.partition("?")[0] if HTTP.match(name) else name for name in names if name[:5] != "pipe:")
+    folders = sorted({shard.rpartition("/")[0] for shard in shards})
+    manifests = {folder: _manifest_at(folder) for folder in folders}
+    return {
+        public_url(folder): found.reducer for folder, found in manifests.items() if found and found.reducer
+    }
+
+
+def _manifest_at(folder: str) -> Manifest | None:
+    if not is_url(folder):
+        return read_manifest(folder)
+    url = f"{folder}/{MANIFEST}"
+    try:
+        with shard_errors(url):
+            system, path = file_system(url)
+            text = patiently(url, partial(system.cat_file, path))
+    except ShardError as error:  # also if there is none: then the shards are no cache
+        log.debug("no manifest: %s", error)
+        return None
+    # Some servers send a page for whatever is asked for.
+    return parsed(text, Path(path)) if FORMAT.encode() in text else None
 
 
 def _place(given: object) -> Hashable:

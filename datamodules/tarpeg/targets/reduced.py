@@ -28,16 +28,17 @@ def in_pixels(targets: Any) -> list[str]:
     ]
 
 
-def refuse_reduced(targets: Any, codec: CodecEntry, where: str) -> None:
-    """Raise CacheError for targets in pixels, if a codec reduces their images.
+def refuse_reduced(targets: Any, codec: CodecEntry | None, where: str) -> None:
+    """Raise CacheError for targets in pixels, if a codec has reduced their images.
 
     Args:
         targets: As of ``Split``, or None.
-        codec: As in a manifest. Of one's own, too, ``shorter`` is a parameter that reduces images.
+        codec: ``Manifest.reducer`` of a cache: None if the images have their size.
         where: The cache, for the message.
     """
-    names, shorter = in_pixels(targets), codec["parameters"].get("shorter")
-    if names and shorter is not None:
+    names = in_pixels(targets)
+    if names and codec is not None:
+        shorter = codec["parameters"].get("shorter")
         raise CacheError(
             f"{where}: its codec {codec['name']}(shorter={shorter!r}) reduces images and no other member, so "
             f"targets={', '.join(names)}, in pixels of the images as they were, would not fit. Build it "
