@@ -49,6 +49,23 @@ def test_a_plain_loop_goes_on_at_any_batch(photos, engine, at):
     assert len(rest) == (12 if at in (0, 6) else 12 - at)
 
 
+def test_an_epoch_that_was_set_is_the_place_of_the_state(photos):
+    options = {"seed": 3, "workers": 0}
+    first, whole = (load(photos, **options) for _ in range(2))
+    expected = [[batch.key for batch in whole] for _ in range(4)]
+    next(iter(first))
+    first.sampler.set_epoch(3)
+    assert first.sampler.epoch == 3 and first.state_dict()["batches"] == 0
+    second = load(photos, **options)
+    second.load_state_dict(first.state_dict())
+    assert [batch.key for batch in first] == [batch.key for batch in second] == expected[3]
+    for loader in (first, second):  # within an epoch that is set again, as by frameworks, it goes on there
+        list(zip(range(2), loader, strict=False))
+        loader.load_state_dict(loader.state_dict())
+        loader.sampler.set_epoch(4)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["batches"]) == (4, 2)
+
+
 def test_nothing_is_replayed(photos, monkeypatch):
     loader = load(photos, workers=0, threads=0)
     read, kind, fetch = [], type(loader.fetcher), type(loader.fetcher).fetch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -135,6 +136,24 @@ def test_an_epoch_begins_where_it_was_resumed(recwarn, resumed, epoch, begins):
         counter.set_epoch(epoch)
     assert counter.begin() == begins and not recwarn.list
     assert counter.begin() == (begins[0] + 1, 0)
+
+
+def test_the_place_of_a_counter_is_where_the_next_pass_begins():
+    counter = EpochCounter()
+    for is_end, epoch, place in (
+        (False, None, (2, 5)),
+        (False, 2, (2, 5)),
+        (False, 3, (3, 0)),
+        (True, 3, (3, 0)),
+    ):
+        counter.resume(2, 5, is_end)
+        if epoch is not None:
+            counter.set_epoch(epoch)
+        assert counter.is_set == (epoch is not None) and counter.epoch == place[0]
+        assert counter.place == place
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert counter.begin() == place and not counter.is_set
 
 
 def test_batches_that_are_left_out_at_resume_are_a_warning():

@@ -453,6 +453,10 @@ class Loader:
     @property
     def _position(self) -> State:
         """Epoch, batches that were delivered and used, and length of the epoch, as the state has them."""
+        if self.sampler.is_set and self._feed.length is not None:
+            # Lightning sets the epoch of a stream without a length after its first batch.
+            epoch, first = self.sampler.place
+            return {"epoch": epoch, "batches": first, "len": self._feed.length_in_state(first)}
         used = max(self._delivered - self.unused(), 0)
         return {"epoch": self._epoch, "batches": used, "len": self._feed.length_in_state(self._delivered)}
 

@@ -469,7 +469,8 @@ class EpochCounter:
 
     Attributes:
         on_epoch: Called first by ``set_epoch``; returns the epoch in place of the one it gets.
-        epoch: The next epoch, if ``set_epoch`` is not called.
+        epoch: The epoch of the next ``iter()``.
+        is_set: Whether ``set_epoch`` was called for it.
         has_state: Whether ``resume`` was called after the last ``set_epoch``. Of a stream without a length
             Lightning takes a batch before it sets the epoch.
     """
@@ -477,21 +478,20 @@ class EpochCounter:
     def __init__(self) -> None:
         self.on_epoch: Callable[[int], int] | None = None
         self.epoch = 0
-        self.has_state = False
-        self._set: int | None = None
+        self.is_set, self.has_state = False, False
         self._resumed: tuple[int, int, bool] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``."""
-        self._set = epoch if self.on_epoch is None else self.on_epoch(epoch)
-        self.has_state = False
+        self.epoch = epoch if self.on_epoch is None else self.on_epoch(epoch)
+        self.is_set, self.has_state = True, False
 
     def resume(self, epoch: int, batch: int, is_end: bool) -> None:
         """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it.
 
         An epoch that was set before is forgotten: the last call counts.
         """
-        self._set, self.has_state = None, True
+        self.is_set, self.has_state = False, True
         self.epoch = epoch + is_end
         self._resumed = (epoch, batch, is_end)
 
@@ -508,14 +508,18 @@ class EpochCounter:
     def follow(self, other: EpochCounter) -> tuple[int, int]:
         """Take over the next iteration of another counter; return its epoch and first batch."""
         self.epoch, self._resumed = other.epoch, other._resumed
-        self._set, self.has_state = other._set, other.has_state
-        if self._resumed is not None:
-            return self._resumed[:2]
-        return (self.epoch if self._set is None else self._set), 0
+        self.is_set, self.has_state = other.is_set, other.has_state
+        return (self.epoch, 0) if self._resumed is None else self._resumed[:2]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch of the next ``iter()``, and its first batch."""
+        resumed, first, _ = self._resumed or (self.epoch, 0, False)
+        return self.epoch, first if resumed == self.epoch else 0
 
     def begin(self) -> tuple[int, int]:
         """Return the epoch that begins now and its first batch, and advance."""
-        epoch = self.epoch if self._set is None else self._set
+        epoch, begins = self.place
         resumed, first, is_end = self._resumed or (epoch, 0, False)
         if resumed < epoch and first and not is_end:
             warn(
@@ -530,6 +534,6 @@ class EpochCounter:
                 f"{epoch} again. To go on from the checkpoint, begin the loop with epoch {resumed}, or leave "
                 "set_epoch out."
             )
-        self._set, self._resumed = None, None
+        self.is_set, self._resumed = False, None
         self.epoch = epoch + 1
-        return epoch, first if resumed == epoch else 0
+        return epoch, begins
