@@ -16,7 +16,7 @@ from helpers.pictures import picture, pixels, premultiplied_gray, saved
 from PIL import Image, TiffImagePlugin
 from tarpeg import Status
 from tarpeg.shards import pillow
-from tarpeg.shards.pillow import RefusedError, open_rgb, open_upright, ppm, to_rgb
+from tarpeg.shards.pillow import RefusedError, open_rgb, open_upright, open_values, ppm, to_rgb
 
 WIDE = np.linspace(0, 65535, 64 * 80).astype(np.uint16).reshape(64, 80)
 
@@ -71,6 +71,44 @@ def test_of_12_bits_the_upper_8_are_kept():
     raw = np.frombuffer(TIFF, np.uint8)[TIFF.index(WIDE.tobytes()) :][: 64 * 80 * 3 // 2]
     levels = np.asarray(open_rgb(with_tag(TIFF, 258, 16, 12)))[..., 0].ravel()
     assert (levels[::2] == raw[::3]).all() and raw.max() > 200
+
+
+def planes(levels: np.ndarray, **tags: int) -> bytes:
+    """A TIFF without compression, with a plane per channel: levels [C, H, W]; tags replace those written."""
+    channels, height, width = levels.shape
+    bits = 8 * levels.dtype.itemsize
+    values = {"width": (256, width), "height": (257, height), "compression": (259, 1), "white": (262, 2)}
+    values |= {"rows": (278, height), "channels": (277, channels), "planes": (284, 2)}
+    entries = {tag: (tags.get(name, value),) for name, (tag, value) in values.items()}
+    entries[258], entries[339] = (bits,) * channels, (tags.get("format", 1),) * channels
+    entries[273] = entries[279] = (0,) * channels
+    end = 8 + 2 + 12 * len(entries) + 4
+    pixels = end + 4 * 2 * 4 * channels  # behind the numbers that do not fit into their entry
+    plane = levels[0].nbytes
+    entries[273], entries[279] = [pixels + plane * at for at in range(channels)], [plane] * channels
+    table, rest = struct.pack("<2sHIH", b"II", 42, 8, len(entries)), b""
+    for tag, numbers in sorted(entries.items()):
+        text = struct.pack(f"<{len(numbers)}I", *numbers)
+        table += struct.pack("<HHI", tag, 4, len(numbers)) + (
+            text if len(text) == 4 else struct.pack("<I", end + len(rest))
+        )
+        rest += text if len(text) > 4 else b""
+    return (table + struct.pack("<I", 0) + rest).ljust(pixels, b"\0") + levels.tobytes()
+
+
+def test_a_tiff_whose_samples_pillow_misreads_is_refused():
+    levels = np.moveaxis(pixels(24, 40), -1, 0)
+    assert np.array_equal(np.asarray(open_rgb(planes(levels))), np.moveaxis(levels, 0, -1))
+    assert np.array_equal(open_values(planes(levels)), np.moveaxis(levels, 0, -1))
+    gray = planes(levels[:1], white=1)
+    assert np.array_equal(open_values(gray), levels[0])
+    for content in (planes(levels.astype("<u2") * 257), planes(levels[:1], white=0)):
+        for read in (open_rgb, open_values):
+            with pytest.raises(RefusedError, match=r"a plane per channel.* Pillow misreads: compress it"):
+                read(content)
+    for read in (open_rgb, open_values):
+        with pytest.raises(RefusedError, match="its samples are signed, 32-bit or floating-point"):
+            read(planes(levels[:1], white=1, format=2))
 
 
 def test_orientation_and_transparency_of_16_bits():

@@ -53,6 +53,13 @@ _OTHER_JPEG = (  # as in native/base/status.cpp
     "a kind of JPEG that is not supported, such as 12 bits, lossless, JPEG-LS or two components: convert it "
     "to an ordinary JPEG or PNG"
 )
+_SIGNED = (
+    "its samples are signed, 32-bit or floating-point numbers, whose black and white are not defined: "
+    "convert it to 8 or 16 bits"
+)
+# Tags of TIFF: bits per sample; 1: without compression; 0: 0 is white; 2: the lowest bit is first; 2: a plane
+# per channel; 2: signed, 3: floating-point.
+_BITS, _COMPRESSION, _WHITE, _FILL_ORDER, _PLANES, _SAMPLE_FORMAT = 258, 259, 262, 266, 284, 339
 MAX_PIXELS = 1 << 26
 """Default bound of the loader on images that Pillow decodes whole, with up to 22 bytes per pixel."""
 # Also a warning that the user's filters turn into an error.
@@ -160,13 +167,10 @@ def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
     with _refusing(content), Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
         if max_pixels is not None and image.width * image.height > max_pixels:
             raise RefusedError(Status.TOO_LARGE, too_large(image.height, image.width, max_pixels))
+        _check_tiff(image)
         is_wide = _is_wide(image)
         if image.mode in ("I", "F") and not is_wide:
-            raise RefusedError(
-                Status.UNSUPPORTED,
-                "its samples are signed, 32-bit or floating-point numbers, whose black and white are not "
-                "defined: convert it to 8 or 16 bits",
-            )
+            raise RefusedError(Status.UNSUPPORTED, _SIGNED)
         ImageOps.exif_transpose(image, in_place=True)
         image.info.pop("transparency", None)  # changes no colour, and Pillow warns of one with levels
         if is_wide:
@@ -186,6 +190,7 @@ def open_values(content: bytes) -> np.ndarray:
             raise RefusedError(Status.TOO_LARGE, too_large(image.height, image.width, MAX_PIXELS))
         if image.format in ("JPEG", "AVIF"):
             raise RefusedError(Status.UNSUPPORTED, f"{image.format} changes values, masks must be lossless")
+        _check_tiff(image)
         is_wide = _is_wide(image)
         if not is_wide and image.mode not in ("1", "L", "P", "RGB", "RGBA"):
             raise RefusedError(
@@ -200,6 +205,20 @@ def open_values(content: bytes) -> np.ndarray:
             values = np.rint(values * (largest / (65535 if is_wide else 255)))
         values = values.astype(np.uint16 if is_wide else np.uint8, copy=False)
         return values[..., :3] if values.ndim == 3 else values
+
+
+def _check_tiff(image: Image.Image) -> None:
+    """Raise ``RefusedError`` for a TIFF whose samples Pillow 13 takes for others."""
+    tags = getattr(image, "tag_v2", {})
+    if {*tags.get(_SAMPLE_FORMAT, ())} - {1, 4}:  # unsigned, undefined
+        raise RefusedError(Status.UNSUPPORTED, _SIGNED)
+    is_plain = tags.get(_COMPRESSION, 1) == 1 and tags.get(_PLANES, 1) == 2
+    if is_plain and ({*tags.get(_BITS, (1,))} != {8} or tags.get(_WHITE) == 0 or tags.get(_FILL_ORDER) == 2):
+        raise RefusedError(
+            Status.UNSUPPORTED,
+            "it is a TIFF without compression, in a plane per channel, of other than 8 bits, which Pillow "
+            "misreads: compress it, or save the channels together",
+        )
 
 
 def _largest_number(image: Any) -> int | None:
@@ -340,9 +359,9 @@ def to_rgb(image: Image.Image, *, gray: bool = False) -> Image.Image:
 
 
 def _upper_8_bits(image: Image.Image) -> Image.Image:
-    tags = getattr(image, "tag_v2", {})  # of TIFF; 258: bits per sample, 262: 0 if 0 is white
-    levels = (np.asarray(image) >> (4 if tags.get(258) == (12,) else 8)).astype(np.uint8)
-    return Image.fromarray(255 - levels if tags.get(262) == 0 else levels)
+    tags = getattr(image, "tag_v2", {})
+    levels = (np.asarray(image) >> (4 if tags.get(_BITS) == (12,) else 8)).astype(np.uint8)
+    return Image.fromarray(255 - levels if tags.get(_WHITE) == 0 else levels)
 
 
 def ppm(image: Image.Image) -> bytes:
