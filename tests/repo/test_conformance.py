@@ -32,7 +32,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_grou
 # cannot be decoded. docs/fidelity.md explains the reasons.
 DIFFERENCES = {
     "libjpeg warns": "hopper_bad_exif.jpg",
-    "32 bits or floats": "10ct_32bit_128.tiff 16_bit_binary_pgm.tiff 16bit.s.tif",
+    "signed, 32 bits or floats": (
+        "10ct_32bit_128.tiff 16_bit_binary_pgm.tiff 16bit.s.tif 8bit.s.tif separate_planar_extra_samples.tiff"
+    ),
     "16 bits": (
         "12bit.cropped.tif 12in16bit.tif 16_bit_binary.pgm 16_bit_noise.tif 16bit.MM.cropped.tif "
         "16bit.MM.deflate.tif 16bit.cropped.tif 16bit.deflate.tif 16bit.r.tif "
