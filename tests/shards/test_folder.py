@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import pickle
@@ -11,13 +12,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tarpeg
 import torch
+import webdataset
 from helpers import reference
 from helpers.loaders import load
 from helpers.odd_files import kernel_log, odd_files
 from helpers.pictures import jpeg, picture, tensor
-from helpers.small_tars import plain
-from tarpeg import CenterCrop, Folder, KeyedBatch, Loader, ShardDataModule, ShardError, Split, build_cache
+from helpers.small_tars import plain, write_tar
+from tarpeg import (
+    CenterCrop,
+    DecodeError,
+    Folder,
+    KeyedBatch,
+    Loader,
+    ShardDataModule,
+    ShardError,
+    Split,
+    build_cache,
+)
 from tarpeg.shards.folder import ImageFile
 from tarpeg.shards.labels import read_labels
 from tarpeg.shards.opening import open_source, places_of
@@ -153,6 +166,32 @@ def test_an_image_of_two_parts_is_refused(album, parts, image):
             ShardError, match=rf"image .*/{image} .*twice, by '.*/{re.escape(parts[0])}' and "
         ):
             find(source)
+
+
+def test_a_class_with_underscores_around_its_name_is_read_by_all_readers(tmp_path):
+    names = ["__background__", "_background__", "cat"]
+    for name in names:
+        for number in range(2):
+            (tmp_path / "src" / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "src" / name / f"{number}.jpg").write_bytes(jpeg("420", 24, 32, seed=number))
+    build_cache(tmp_path / "src", tmp_path / "cache", executor=0)
+    (tmp_path / "shards").mkdir()
+    tarpeg.make_shards(tmp_path / "shards", Folder(str(tmp_path / "src")))
+    for folder in (tmp_path / "cache", tmp_path / "shards"):
+        tars = [str(path) for path in sorted(folder.glob("*.tar"))]
+        for streaming in (False, True):
+            labels = [y for batch in load(tars, streaming=streaming, workers=0) for y in batch.label.tolist()]
+            assert sorted(labels) == [0, 0, 1, 1, 2, 2]
+        theirs = [sample["__key__"] for sample in webdataset.WebDataset(tars, shardshuffle=False)]
+        assert len({*theirs}) == len(theirs) == 6
+    path = write_tar(tmp_path / "a.tar", [("__x__/0.jpg", b"J"), ("__x__/1.jpg", b"J"), ("y.jpg", b"J")])
+    what = (
+        r"'__x__/0\.jpg', and whatever else is in a folder of the form __NAME__, is ignored, as by webdataset"
+    )
+    for read in (open_source, lambda path: list(load(path, streaming=True, max_bad=1.0, workers=0))):
+        with pytest.warns(UserWarning, match=what) as caught, contextlib.suppress(DecodeError):
+            read(str(path))
+        assert sum("__NAME__" in str(each.message) for each in caught) == 1
 
 
 def test_links_in_one_folder_are_images_of_their_own(album):

@@ -27,6 +27,7 @@ NESTED = "images in sub-directories of a class without other images, which have 
 SHORTENED = "names that are too long for a tar: the key has their beginning, ~ and a hash"
 _DIGITS = 16
 _SHOWN = 5  # names of empty classes in a message
+_META = re.compile("__[^/]*__/")  # what webdataset ignores in a tar
 _HASHED = re.compile(rf"~[0-9a-f]{{{_DIGITS}}}(_[0-9]+)?(/|$)")
 
 
@@ -344,6 +345,8 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
 def key_of(name: str, taken: set[str]) -> str:
     """Return the key of an image by its path below the folder, and add it to those that are taken."""
     plain, copies = os.path.splitext(name)[0].replace(os.sep, "/").replace(".", "_"), 1  # noqa: PTH122
+    if _META.match(plain):
+        plain = plain[1:]
     key = plain
     while (key := _fitting(key)) in taken:  # a.b.jpg and a_b.jpg, or a.jpg and a.png
         copies += 1

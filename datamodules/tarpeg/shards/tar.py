@@ -12,7 +12,8 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
-from ..errors import ShardError
+from ..errors import ShardError, warn
+from .pillow import is_image_name
 
 BLOCK = 512
 """Bytes of a block: headers and data begin at one."""
@@ -48,9 +49,11 @@ def grouped(members: Iterable[tuple[str, _T]], path: object) -> Iterator[tuple[s
     """Group members (name, value) into samples (key, {lowercase extension: value})."""
     current: str | None = None
     sample: dict[str, _T] = {}
+    ignored = ""
     for name, value in members:
         match = _KEY_AND_EXTENSION.match(name)
         if match is None or _META.match(name):
+            ignored = ignored or _warn_of_ignored(name, path)
             continue
         key, extension = match[1], match[2].lower()
         if key != current:
@@ -65,6 +68,17 @@ def grouped(members: Iterable[tuple[str, _T]], path: object) -> Iterator[tuple[s
         sample[extension] = value
     if current is not None:
         yield current, sample
+
+
+def _warn_of_ignored(name: str, path: object) -> str:
+    """Warn of an image in a folder that webdataset ignores, and return its name; "" for another member."""
+    if "/" not in name or not is_image_name(name.lower()):
+        return ""
+    warn(
+        f"shard {path}: {name!r}, and whatever else is in a folder of the form __NAME__, is ignored, as by "
+        "webdataset: give that folder another name in the tar"
+    )
+    return name
 
 
 def regular_members(file: BinaryIO, path: object, tar_nbytes: int) -> Iterator[tuple[str, int, int]]:
@@ -219,11 +233,14 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
         if what := _other_format(begun.head):
             raise tarfile.ReadError(f"it {what.partition(':')[0]}") from error
         raise
+    ignored = ""
     with opened as tar:
         while (member := _next(tar, url)) is not None:
             if not member.isreg():
                 _check_no_link(member, url)
-            elif _META.match(member.name) is None:
+            elif _META.match(member.name) is not None:
+                ignored = ignored or _warn_of_ignored(member.name, url)
+            else:
                 _check_not_sparse(member, url)
                 if member.size > _LARGEST_STREAMED:
                     raise ShardError(
