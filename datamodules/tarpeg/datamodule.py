@@ -693,6 +693,8 @@ def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch
         progress.processed -= 1
         total.processed -= 1
         return epoch - 1
+    if progress.completed < progress.processed:
+        loop.epoch_progress.increment_completed()  # as for an epoch that ended without max_steps
     loop._restarting = False
     loop.epoch_loop.restarting = False
     loop.reset_restart_stage()

@@ -41,12 +41,12 @@ def heavy(**settings):
 
 
 class Net(lightning.LightningModule):
-    """A linear layer on mean colours. ``seen``: the batches of each stage."""
+    """A linear layer on mean colours. ``seen``: the batches of each stage; ``epochs``: of the training."""
 
     def __init__(self, fails_at=None):
         super().__init__()
         self.net = nn.Linear(3, 5)
-        self.fails_at = fails_at
+        self.fails_at, self.epochs = fails_at, []
         self.seen = {"train": [], "validate": [], "test": [], "predict": []}
 
     def _see(self, batch):
@@ -60,6 +60,7 @@ class Net(lightning.LightningModule):
         return nn.functional.cross_entropy(self.net(colours), batch.label)
 
     def training_step(self, batch, _):
+        self.epochs.append(self.current_epoch)
         return self._see(batch)
 
     def validation_step(self, batch, _):

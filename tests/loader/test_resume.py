@@ -268,6 +268,7 @@ def test_max_steps_and_checkpoints_of_an_epochs_end(photos, tmp_path, undisturbe
     resumed = fitted(tmp_path, module(photos), net(), folder / f"{name}.ckpt", **{"max_epochs": 3, **limit})
     done = int(name[4:]) if name.startswith("step") else 6 * (int(name[5:]) + 1)
     assert steps(resumed) == batches[done : limit.get("max_steps", 18)]
+    assert resumed.epochs == [step // 6 for step in range(done, limit.get("max_steps", 18))]
 
 
 def test_a_run_that_max_steps_ended_within_an_epoch_goes_on_within_it(photos, tmp_path, undisturbed):
