@@ -138,6 +138,16 @@ def test_an_epoch_begins_where_it_was_resumed(recwarn, resumed, epoch, begins):
     assert counter.begin() == (begins[0] + 1, 0)
 
 
+def test_an_epoch_is_an_integer():
+    counter = EpochCounter()
+    counter.set_epoch(np.int32(3))
+    assert counter.begin() == (3, 0) and type(counter.epoch) is int
+    for epoch in ("1", -1, 2**31, 1.0, True, None):
+        with pytest.raises(ValueError, match=rf"epoch={epoch!r} must be an integer in 0\.\.2147483647"):
+            counter.set_epoch(epoch)
+    assert counter.begin() == (4, 0)
+
+
 def test_the_place_of_a_counter_is_where_the_next_pass_begins():
     counter = EpochCounter()
     for is_end, epoch, place in (

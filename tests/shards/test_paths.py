@@ -6,13 +6,26 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.small_tars import cache_home as cache_home, images, plain
+from helpers.small_tars import cache_home as cache_home, images, plain, write_tar
 from tarpeg.cache.sources import list_source
 from tarpeg.errors import ShardError
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.opening import classes_of, open_source, places_of
 from tarpeg.shards.paths import expand
 from tarpeg.shards.stream import expand_urls
+
+
+def test_what_a_folder_of_shards_leaves_out_is_logged_once(tmp_path, caplog):
+    for name in ("a.tar", "b.TAR", "c.tar.gz", "d.tgz", "more/e.tar", "logs/x.txt", "notes.txt", ".f.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_tar(tmp_path / name, [("k.jpg", b"J")])
+    for source in (tmp_path, f"{tmp_path}/a.tar"):
+        caplog.clear()
+        assert len(open_source(source)) == 1
+        line = "left out: 1 .TAR, 1 .gz, 1 .tgz, 1 folder beside the shards"
+        assert caplog.messages == ([f"{tmp_path}: {line}"] if source == tmp_path else [])
+        open_source(source, is_first=False)
+        assert len(caplog.messages) == (source == tmp_path)
 
 
 def test_expand_folder_glob_braces_path_and_list(tmp_path):

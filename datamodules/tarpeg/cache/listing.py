@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -17,13 +16,10 @@ from ..shards.classes import classes_beside
 from ..shards.folder import Folder
 from ..shards.manifest import CodecEntry
 from ..shards.opening import reducers_among
-from ..shards.paths import Paths, expand, parts_of, refuse_several_splits
-from ..shards.pillow import IMAGE_EXTENSIONS
+from ..shards.paths import Paths, expand, left_out_beside, parts_of, refuse_several_splits
 from ..shards.urls import URL, file_name, is_pattern
 from .layout import Assignment, Layout, assign_copies, assign_files, assign_samples, index_shards
 from .sources import Source, SourceShard, list_source
-
-_ARCHIVES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")
 
 
 class Listing(Protocol):
@@ -154,16 +150,8 @@ class ShardListing:
         return [one.name if one.is_remote else one.location for one in self.shards]
 
     def left_out(self) -> dict[str, int]:
-        """Count folders, packed archives and images beside the shards; other files are no samples."""
-        counts = Counter[str]()
-        for folder in (Path(part).expanduser() for part in parts_of(self.source) if not URL.match(part)):
-            for path in folder.glob("[!.]*") if folder.is_dir() else ():
-                suffix = path.suffix.lower()
-                if path.is_dir():
-                    counts["folders beside the shards"] += 1
-                elif suffix in _ARCHIVES or suffix[1:] in IMAGE_EXTENSIONS:
-                    counts[suffix] += 1
-        return dict(counts.most_common())
+        """Count folders, other archives and images beside the shards; other files are no samples."""
+        return left_out_beside(self.source)
 
     def is_split(self) -> bool:
         """Return True: splits of shards are up to the user."""

@@ -482,7 +482,9 @@ class EpochCounter:
         self._resumed: tuple[int, int, bool] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter()``."""
+        """Set the epoch of the next ``iter()``. ValueError for what is no number of an epoch."""
+        check_integer("epoch", epoch, 0, 2**31 - 1)
+        epoch = int(epoch)  # of numpy
         self.epoch = epoch if self.on_epoch is None else self.on_epoch(epoch)
         self.is_set, self.has_state = True, False
 

@@ -11,11 +11,12 @@ from ..errors import ShardError, warn
 from .classes import classes_beside
 from .manifest import FORMAT, MANIFEST, CodecEntry, Manifest, parsed, read_manifest
 from .mapped import Shards
-from .paths import Paths, expand, identity, resolved
+from .paths import Paths, expand, identity, left_out_beside, resolved
 from .source import Source, completed, is_source
 from .stream import expand_urls
 from .unlabelled import find_images
 from .urls import HTTP, file_system, is_url, patiently, public_url, shard_errors
+from .walk import left_out_line
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,11 @@ def open_source(
         return completed(given)
     images = find_images(given)
     if images is None:
-        return Shards(expand(given, is_split=True), several=several)
+        paths = expand(given, is_split=True)
+        left_out = left_out_line(left_out_beside(given, all_folders=False))
+        if left_out and is_first:
+            log.warning("%s: %s", given, left_out)
+        return Shards(paths, several=several)
     if several:
         raise ShardError(
             f"shards={given!r} is a folder of images, one per sample: image= is for shards, whose samples "

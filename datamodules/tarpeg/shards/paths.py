@@ -6,6 +6,7 @@ import fnmatch
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,14 +15,15 @@ from braceexpand import braceexpand
 from ..errors import ShardError
 from ..remedies import Call, Message
 from .manifest import MANIFEST, listed
-from .pillow import FILE_EXTENSIONS
+from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS
 from .saved import SUFFIXES
 from .urls import is_url, public_url
-from .walk import matches
+from .walk import by_number, matches
 
 # PathLike comes last, because jsonargparse would make a string of anything for it.
 Paths = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
+_ARCHIVES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")
 _SHOWN = 3  # file names of a folder in a message
 # Words for a split in names of shards, at their begin or between separators.
 _SPLITS = {
@@ -184,6 +186,22 @@ def _expand_existing(text: str) -> Iterator[Path]:
             "sub-directory per class with its images."
         )
     yield from files
+
+
+def left_out_beside(source: Paths, *, all_folders: bool = True) -> dict[str, int]:
+    """Count by kind what the folders of a source have beside their shards: folders, other archives, images.
+
+    ``all_folders``: also those without a shard in them.
+    """
+    counts = Counter[str]()
+    for folder in (Path(part).expanduser() for part in parts_of(source) if not is_url(part)):
+        for path in folder.glob("[!.]*") if folder.is_dir() else ():
+            suffix = path.suffix.lower()
+            if path.is_dir():
+                counts["folders beside the shards"] += all_folders or any(path.glob("*.tar"))
+            elif suffix in _ARCHIVES or suffix[1:] in IMAGE_EXTENSIONS or (suffix == ".tar" != path.suffix):
+                counts[path.suffix if suffix == ".tar" else suffix] += 1
+    return by_number(counts)
 
 
 def expand_braces(text: str, shown: str) -> list[str]:
