@@ -401,7 +401,7 @@ def _encoded_image(codec: Codec, sample: Sample, image: str) -> Encoded:
     if not isinstance(found, Encoded):
         raise _codec_error(codec, sample, image, f"returned {type(found).__name__}")
     is_right = {
-        "data": isinstance(found.data, (bytes, bytearray)),
+        "data": isinstance(found.data, (bytes, bytearray)) and len(found.data) > 0,
         "extension": found.extension in IMAGE_EXTENSIONS,
         "tile": found.tile is None or _TILE.fullmatch(str(found.tile)),
         "untiled": isinstance(found.untiled, str),
