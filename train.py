@@ -29,7 +29,7 @@ from tarpeg_hydra.overrides import one_line_errors
 
 from training.callbacks import DataSummary, Interrupt, make_callbacks, note_on
 from training.checkpoints import KeepArguments, with_those_of_checkpoint
-from training.checks import ConfigError, check_run, check_trainer
+from training.checks import ConfigError, check_processes, check_run, check_trainer
 from training.classifier import Classifier
 from training.predictions import Predictions, data_to_predict
 from training.reports import is_first_rank, resume_hint, show, shown_path, silence, summary_of
@@ -64,6 +64,7 @@ def run(config: DictConfig) -> None:
         profiler=instantiate(config.profiler) or None,
     )
 
+    check_processes(trainer)
     checkpoint = {"ckpt_path": config.ckpt_path, "weights_only": not config.trust_ckpt}
     if config.predict is not None:
         trainer.predict(model, datamodule=data, return_predictions=False, **checkpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import pathlib
 import pickle
 import typing
@@ -60,6 +61,20 @@ def check_arrays(data: Any, path: str = "data") -> None:
                 ) from error
         else:
             check_arrays(value, f"{path}.{name}")
+
+
+def check_processes(trainer: lightning.Trainer) -> None:
+    """Raise ConfigError if torchrun has started processes that the trainer does not join.
+
+    Each would train a network of its own, and all would write the same files.
+    """
+    started, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if "TORCHELASTIC_RUN_ID" in os.environ and started > 1 and trainer.world_size == 1:
+        nodes = f" trainer.num_nodes={started // here}" * (started > here)
+        raise ConfigError(
+            f"torchrun has started {started} processes, and this trainer uses one, so that each would train "
+            f"a network of its own: give trainer=ddp trainer.devices={here}{nodes}"
+        )
 
 
 def check_run(config: DictConfig, model: lightning.LightningModule, has_val: bool) -> None:

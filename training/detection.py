@@ -53,6 +53,11 @@ class Detector(lightning.LightningModule):
 
     def on_before_batch_transfer(self, batch: Any, _: int) -> Any:
         """Raise ConfigError for labels out of range: a GPU has an assertion without a message."""
+        if isinstance(batch[1], Tensor):
+            raise ConfigError(
+                "this model finds boxes, and the data has a label per image: give boxes, as data=scene_boxes "
+                "or experiment=detection do by data.train.targets, or another model=..."
+            )
         highest = max((int(each["labels"].max()) for each in batch[1] if len(each["labels"])), default=0)
         if highest >= self.classes:
             raise ConfigError(

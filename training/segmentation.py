@@ -52,6 +52,11 @@ class Segmenter(lightning.LightningModule):
     def on_before_batch_transfer(self, batch: Any, _: int) -> Any:
         """Raise ConfigError for classes out of range: a GPU has an assertion without a message."""
         values = batch[1]
+        if not isinstance(values, Tensor) or values.ndim != 3:
+            raise ConfigError(
+                "this model finds the class of each pixel, and the data has no masks alone: give them, as "
+                "data=scene_masks or experiment=segmentation do by data.train.targets, or another model=..."
+            )
         highest = int(torch.where(values == self.ignored, 0, values).max())
         if highest >= self.classes:
             raise ConfigError(

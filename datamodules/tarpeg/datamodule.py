@@ -38,7 +38,7 @@ from .loader.config import DecodeOn, LoaderConfig, OnError
 from .loader.loader import Loader
 from .loader.mixture import Mixture, MixtureLoader
 from .loader.preprocessing import check_preprocessing, described
-from .loader.ranks import Mesh, data_rank, rank_of_strategy
+from .loader.ranks import Mesh, data_rank, rank_of_strategy, warn_if_alone
 from .loader.split import Split
 from .loader.state import checked_classes
 from .machine import warn_about_spinning_threads
@@ -604,6 +604,8 @@ class ShardDataModule(lightning.LightningDataModule):
                 warn_about_spinning_threads()
             if self.trainer.world_size > 1:  # a Trainer of one device may run on one process of several
                 loader.compare_over_ranks()
+            elif is_train:
+                warn_if_alone("Give Trainer(strategy='ddp', devices=...), with the processes of a node.")
         return loader
 
     def _keep(self, loader: Loader) -> None:

@@ -38,6 +38,10 @@ class ShardError(RuntimeError):
     """
 
 
+class SamplesError(ShardError, ValueError):
+    """An argument does not fit the samples of the shards, such as a subset of others."""
+
+
 class CacheError(ShardError):
     """A cache cannot be built, or is incomplete. The message has the folder or file, and a remedy.
 

@@ -437,7 +437,7 @@ WRONG_RESULTS = {
     "nothing": (None, "returned NoneType, for"),
     "a tuple": ((b"", "jpg", None, ""), "returned tuple, for"),
     "a text": (Encoded("text", "jpg", None, ""), "returned data='text', for"),
-    "nothing": (Encoded(b"", "jpg", None, ""), "returned data=b'', for"),
+    "no bytes": (Encoded(b"", "jpg", None, ""), "returned data=b'', for"),
     **{
         name: (Encoded(b"", name, None, ""), f"returned extension='{name}', for")
         for name in ("JPG", ".jpg", "npy", "seg.png", "")

@@ -96,7 +96,9 @@ class Call:
     def facts(self) -> bytes:
         """The compiler and its flags."""
         program = Path(shutil.which(self.command[0]) or self.command[0]).resolve().stat()
-        return repr((program.st_size, program.st_mtime_ns, self.flags)).encode().replace(self._here, b"")
+        flags = repr((program.st_size, program.st_mtime_ns, self.flags)).encode().replace(self._here, b"")
+        # Objects for coverage have the whole paths of their sources, which must be there when it is judged.
+        return flags + self._here * ("-fcoverage-mapping" in self.flags)
 
     @property
     def _here(self) -> bytes:

@@ -292,3 +292,19 @@ def other_kind(kind):
     }[kind]
     data[frame + place] = value
     return bytes(data)
+
+
+def bit_flipped(content):
+    """A PNG with another row, whose compressed data Pillow decodes without noticing that."""
+    changed = bytearray(content)
+    at = content.index(b"IDAT") + 4
+    (length,) = struct.unpack_from(">I", content, at - 8)
+    for place in range(at, at + length):
+        changed[place] ^= 4
+        try:
+            with Image.open(io.BytesIO(changed)) as image:
+                image.load()
+                return bytes(changed)
+        except (OSError, SyntaxError, ValueError):
+            changed[place] ^= 4
+    raise AssertionError("Pillow refuses all of them")

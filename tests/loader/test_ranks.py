@@ -12,6 +12,7 @@ import warnings
 import pytest
 import tarpeg
 import torch
+from helpers import training
 from helpers.checkouts import ROOT
 from helpers.loaders import ALL
 from helpers.scripts import run_processes, run_two_ranks
@@ -71,7 +72,7 @@ def test_a_loader_that_was_made_before_the_process_group_is_refused(photos, monk
     assert next(iter(given))
 
 
-def test_several_processes_without_a_process_group_are_a_warning(photos, monkeypatch):
+def test_several_processes_without_a_process_group_are_a_warning(photos, monkeypatch, tmp_path):
     loader, alone = (Loader(Split(photos, CenterCrop(8)), 12, workers=0, **at) for at in ({}, ALONE))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.warns(UserWarning, match=r"^WORLD_SIZE=2.*all samples") as caught:
@@ -80,6 +81,11 @@ def test_several_processes_without_a_process_group_are_a_warning(photos, monkeyp
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(alone)
+    data = ShardDataModule(Split(photos, CenterCrop(8)), workers=0)
+    with pytest.warns(
+        UserWarning, match=r"^WORLD_SIZE=2.* network of its own\. Give Trainer\(strategy='ddp'"
+    ):
+        training.fitted(tmp_path, data, max_steps=1)
 
 
 @pytest.mark.parametrize(

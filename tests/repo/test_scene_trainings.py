@@ -117,6 +117,18 @@ def test_a_class_that_the_network_lacks_is_named(name):
         model.on_before_batch_transfer(batch_of(5)[name], 0)
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_labels_of_another_task_are_one_line(name):
+    if name == "detection":
+        pytest.importorskip("pycocotools")
+    model = instantiate(composed(f"experiment={name}").model)
+    images, labels = torch.zeros(2, 3, 32, 32), torch.tensor([1, 0])
+    others = [labels, *(batch_of(1)[task][1] for task in TASKS if task != name)]
+    for targets in others:
+        with pytest.raises(ConfigError, match=r"^this model finds .* data\.train\.targets"):
+            model.on_before_batch_transfer((images, targets), 0)
+
+
 def test_networks_of_torchvision_return_dicts():
     class Net(nn.Module):
         def forward(self, images):

@@ -29,12 +29,19 @@ from helpers.training import Net, module
 from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
 from omegaconf import OmegaConf
 from tarpeg.remedies import Message, Setting
-from tarpeg_hydra.overrides import with_overrides
+from tarpeg_hydra.overrides import one_line_errors, with_overrides
 
 import train as script
 from training.callbacks import DataSummary, Interrupt
 from training.checkpoints import KeepArguments, with_those_of_checkpoint
-from training.checks import ConfigError, check_arrays, check_checkpoint, check_run, check_trainer
+from training.checks import (
+    ConfigError,
+    check_arrays,
+    check_checkpoint,
+    check_processes,
+    check_run,
+    check_trainer,
+)
 from training.classifier import Classifier
 from training.predictions import Predictions, data_to_predict
 from training.reports import resume_hint, shown_path, summary_of
@@ -601,6 +608,27 @@ def test_arrays_and_gpus_that_are_not_there_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"^trainer\.accelerator=gpu, .*trainer=cpu"):
         check_trainer({"accelerator": "gpu"})
     check_trainer({"accelerator": "auto"})
+
+
+def test_processes_of_torchrun_that_the_trainer_does_not_join_are_one_line(monkeypatch):
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, logger=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    check_processes(trainer)  # of another launcher
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for here, more in ((4, ""), (2, " trainer.num_nodes=2")):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+        with pytest.raises(ConfigError, match=rf"started 4 .* trainer=ddp trainer\.devices={here}{more}$"):
+            check_processes(trainer)
+
+
+def test_numbers_of_samples_that_are_not_there_are_one_line(photos):
+    for settings, words in (
+        ({"subset": [1, 200]}, r"subset=\[1, 200\] must be within 0\.\.22"),
+        ({"weights": [1, 2]}, "weights="),
+    ):
+        split = tarpeg.Split(str(photos), tarpeg.CenterCrop(8), **settings)
+        with pytest.raises(SystemExit, match=f"^train: {words}"), one_line_errors("train"):
+            tarpeg.ShardDataModule(split, workers=0).train_dataloader()
 
 
 def test_a_checkpoint_behind_a_url_that_is_not_there_is_one_line():

@@ -12,7 +12,7 @@ import zlib
 
 import numpy as np
 import pytest
-from helpers.pictures import picture, pixels, premultiplied_gray, saved
+from helpers.pictures import bit_flipped, picture, pixels, premultiplied_gray, saved
 from PIL import Image, TiffImagePlugin
 from tarpeg import Status
 from tarpeg.shards import pillow
@@ -71,6 +71,13 @@ def test_of_12_bits_the_upper_8_are_kept():
     raw = np.frombuffer(TIFF, np.uint8)[TIFF.index(WIDE.tobytes()) :][: 64 * 80 * 3 // 2]
     levels = np.asarray(open_rgb(with_tag(TIFF, 258, 16, 12)))[..., 0].ravel()
     assert (levels[::2] == raw[::3]).all() and raw.max() > 200
+
+
+def test_a_png_whose_checksum_differs_is_refused():
+    """Pillow decodes other pixels."""
+    for damaged in (bit_flipped(picture("PNG", size=(40, 60))), bit_flipped(png_16(np.ones((4, 5, 3))))):
+        with pytest.raises(RefusedError, match="a PNG whose checksum differs: it is damaged"):
+            open_rgb(damaged)
 
 
 def planes(levels: np.ndarray, **tags: int) -> bytes:

@@ -52,6 +52,20 @@ def test_batches_are_those_of_the_shards(photos, kind, settings):
     assert digest(load(kind(photos), **options)) == digest(load(photos, **options))
 
 
+class Sorting(Copied):
+    """Writes into the ids that it gets."""
+
+    def members(self, ids, extension):
+        ids.sort()
+        return super().members(ids, extension)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_source_that_writes_into_its_ids_is_an_error(photos, workers):
+    with pytest.raises(ValueError, match="read-only"):
+        list(load(Sorting(photos), workers=workers))
+
+
 def test_defaults(photos):
     shards, source = Shards(expand(photos)), open_source(Copied(photos))
     ids = np.array([3, 1, 2])

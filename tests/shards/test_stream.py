@@ -17,9 +17,19 @@ import pytest
 import torch
 from helpers import loaders
 from helpers.loaders import keys_of
+from helpers.pictures import jpeg
 from helpers.small_tars import sample, write_tar
 from helpers.training import Net, trainer
-from tarpeg import Blocks, CenterCrop, RandomResizedCrop, ShardDataModule, ShardError, Split, Streaming
+from tarpeg import (
+    Blocks,
+    CenterCrop,
+    DecodeError,
+    RandomResizedCrop,
+    ShardDataModule,
+    ShardError,
+    Split,
+    Streaming,
+)
 from tarpeg.cache.build import build_cache
 from tarpeg.loader.batch import ExtraBatch
 from tarpeg.shards import urls
@@ -257,6 +267,23 @@ def test_a_server_that_stays_busy_is_named_with_its_answer(server, monkeypatch):
     what = r"s-busy\.tar cannot be read as a stream: no answer for 0\.3 s; another request: 503 Service Unav"
     with pytest.raises(ShardError, match=what):  # curl repeats its request in silence
         taken(load(server + "/s-busy.tar"))
+
+
+def test_a_refused_connection_is_not_called_a_truncated_shard():
+    with pytest.raises(
+        ShardError, match=r"a\.tar cannot be read as a stream: no connection \(curl ended with"
+    ):
+        taken(load("http://127.0.0.1:9/a.tar"))
+
+
+def test_a_batch_of_one_has_no_substitute(tmp_path):
+    write_tar(
+        tmp_path / "a.tar", [("a.jpg", b"J"), ("a.cls", b"1"), ("b.jpg", jpeg("420", 8, 8)), ("b.cls", b"1")]
+    )
+    with pytest.raises(
+        DecodeError, match=r"key 'a': .*, and its batch has no other image to take its place$"
+    ):
+        taken(load(str(tmp_path / "a.tar"), batch_size=1))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

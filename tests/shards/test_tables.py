@@ -360,6 +360,29 @@ def test_absolute_paths_are_compared_below_the_folder_of_the_samples(tmp_path):
     assert batch.label.tolist() == [1, 2, 3]
 
 
+def test_images_that_differ_in_their_extensions_alone_have_rows_of_their_own(tmp_path):
+    """Images of a folder keep their names, those of shards have keys without dots."""
+    root = tmp_path / "root" / "c"
+    root.mkdir(parents=True)
+    content = jpeg("420", 24, 24)
+    for name in ("same.jpg", "same.jpeg", "img.1.jpg"):
+        (root / name).write_bytes(content)
+    rows = "same.jpg,1\nsame.jpeg,2\nimg.1.jpg,3\nimg_1.jpg,4\n"  # the last one of another split
+    for begin in ("", "c/", "root/c/", f"{root}/"):
+        table = csv(tmp_path, "file,y\n" + "".join(f"{begin}{row}\n" for row in rows.split()))
+        for shards in (root, root.parent):
+            assert labels(shards, table).tolist() == [3, 2, 1], (begin, shards)
+    with pytest.raises(ShardError, match=r"rows 1 and 2 of .* as 'same' and 'same': leave one row per image"):
+        labels(root, csv(tmp_path, "file,y\nsame,1\nsame,2\nimg.1,3\n"))
+    for split in ("train", "val"):
+        write_tar(tmp_path / f"{split}.tar", [("c/1.jpg", content)])
+    table = csv(tmp_path, "file,y\ntrain/c/1.jpg,1\nval/c/1.jpg,2\n")
+    with pytest.raises(
+        ShardError, match=r"as 'train/c/1\.jpg' and 'val/c/1\.jpg': .* give each split its own table"
+    ):
+        labels(tmp_path / "val.tar", table)
+
+
 def test_a_row_of_an_image_in_another_folder_is_not_taken_in_silence(tmp_path):
     for name in ("train/a/x", "train/a/y", "val/a/x", "val/a/y", "val/b/x"):
         path = tmp_path / f"{name}.jpg"

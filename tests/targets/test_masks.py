@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import struct
-
 import numpy as np
 import pytest
 import tarpeg
@@ -19,7 +16,7 @@ from helpers.chains import (
 )
 from helpers.loaders import load
 from helpers.masks import png as masked_png, regions
-from helpers.pictures import saved
+from helpers.pictures import bit_flipped, saved
 from helpers.scenes import Scenes, number_of, objects
 from PIL import Image
 from tarpeg import Augment, Boxes, Masks, RandomResizedCrop, ShardError, Split, View, Whole
@@ -212,22 +209,6 @@ FLAT = np.full((48, 64), 5, np.uint8)
 SPOT = FLAT.copy()
 SPOT[3, 2] = 77
 NOISE = np.random.default_rng(0).integers(0, 12, (48, 64), np.uint8)
-
-
-def bit_flipped(content):
-    """A PNG with another row, whose compressed data Pillow decodes without noticing that."""
-    changed = bytearray(content)
-    at = content.index(b"IDAT") + 4
-    (length,) = struct.unpack_from(">I", content, at - 8)
-    for place in range(at, at + length):
-        changed[place] ^= 4
-        try:
-            with Image.open(io.BytesIO(changed)) as image:
-                image.load()
-                return bytes(changed)
-        except (OSError, SyntaxError, ValueError):
-            changed[place] ^= 4
-    raise AssertionError("Pillow refuses all of them")
 
 
 BROKEN = {

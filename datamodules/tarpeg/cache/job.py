@@ -401,12 +401,14 @@ def _encoded_image(codec: Codec, sample: Sample, image: str) -> Encoded:
     if not isinstance(found, Encoded):
         raise _codec_error(codec, sample, image, f"returned {type(found).__name__}")
     is_right = {
-        "data": isinstance(found.data, (bytes, bytearray)) and len(found.data) > 0,
+        "data": isinstance(found.data, (bytes, bytearray)),
         "extension": found.extension in IMAGE_EXTENSIONS,
         "tile": found.tile is None or _TILE.fullmatch(str(found.tile)),
         "untiled": isinstance(found.untiled, str),
     }
     wrong = next((name for name, is_it in is_right.items() if not is_it), None)
+    if wrong is None and not found.data:
+        wrong = "data"
     if wrong is not None:
         raise _codec_error(codec, sample, image, f"returned {wrong}={getattr(found, wrong)!r:.60}")
     return found

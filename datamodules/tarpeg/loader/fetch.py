@@ -203,6 +203,7 @@ class Fetcher:
             fetcher = replace(self, shards=request.samples, candidates=request.ids)
             notes = request.notes
             request = Request(request.epoch, request.ids, request.occurrence)
+        request.ids.setflags(write=False)  # a source of the user that sorts them in place would mix up images
         try:
             try:
                 if is_stream and not self.split.is_decoded_only:

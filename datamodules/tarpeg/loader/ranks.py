@@ -75,12 +75,10 @@ class DataRank:
                 f"{processes}. Create the loader after torch.distributed is initialised: after "
                 "init_process_group(), or Fabric.launch()."
             )
-        started = os.environ.get("WORLD_SIZE", "")
-        if self.world == 1 and started.isdecimal() and int(started) > 1 and not _is_initialised():
-            warn(
-                f"WORLD_SIZE={started}, but torch.distributed is not initialised: each process reads all "
-                "samples, and trains a network of its own. Call torch.distributed.init_process_group() "
-                "before the loader is created; Loader(rank=0, world=1) is for a process that works alone."
+        if self.world == 1:
+            warn_if_alone(
+                "Call torch.distributed.init_process_group() before the loader is created; Loader(rank=0, "
+                "world=1) is for a process that works alone."
             )
 
     def compare(self, name: str, facts: Mapping[str, Any]) -> Positions | None:
@@ -235,6 +233,16 @@ def process_rank() -> tuple[int, int]:
 
 def _is_initialised() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def warn_if_alone(remedy: str) -> None:
+    """Warn if a launcher has started several processes that are no group of ``torch.distributed``."""
+    started = os.environ.get("WORLD_SIZE", "")
+    if started.isdecimal() and int(started) > 1 and not _is_initialised():
+        warn(
+            f"WORLD_SIZE={started}, but torch.distributed is not initialised: each process reads all "
+            f"samples, and trains a network of its own. {remedy}"
+        )
 
 
 def data_rank(rank: int | None = None, world: int | None = None, mesh: Mesh = None) -> DataRank:

@@ -110,6 +110,9 @@ class Substitutes:
             is_broken = bool(made.values) and isinstance(made.values[0], ShardError)
             if made.decoded.status[0] == Status.OK and not is_broken:
                 return int(other.ids[0]), made
+        candidates = self.drawing.candidates
+        if candidates is not None and len(candidates) == 1:  # of a stream: the batch alone
+            raise DecodeError(f"{reason}, and its batch has no other image to take its place")
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} others that were drawn can be decoded")
 
     def _put(self, made: Made, row: int, other: Made) -> None:

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ShardError, check_integer
+from ..errors import SamplesError, ShardError, check_integer
 from .crops import Int32, _checked, _fitted, _joined, _placed
 from .rng import Int64
 from .sampler import Request, Sampler
@@ -308,7 +308,7 @@ class BucketBatches:
 
     def __post_init__(self) -> None:
         if (size := min(bucket.global_batch for bucket in self.buckets)) < self.world:
-            raise ValueError(
+            raise SamplesError(
                 f"global_batch={size} is smaller than world={self.world}: each rank needs a sample of every "
                 "batch. Raise the batch size."
             )
@@ -443,7 +443,7 @@ def bucket_batches(
         if crop.max_pixels_per_batch is not None:
             size = crop.max_pixels_per_batch // (height * width) * world
         if size < crop.min_batch:
-            raise ValueError(
+            raise SamplesError(
                 f"min_batch={crop.min_batch} of AspectBuckets is larger than a batch of {height} x {width}, "
                 f"which has {size} samples over {world} rank{'s' * (world != 1)}"
             )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ShardError, check_integer, warn
+from ..errors import SamplesError, ShardError, check_integer, warn
 from ..files import open_regular
 from . import rng
 from .geometry import View
@@ -252,22 +252,22 @@ def subset_ids(subset: float | Numbers | None, samples: int) -> Int64 | None:
         return None if count == samples else np.sort(rng.permutation(0, 0, samples, _SUBSET)[:count])
     ids = _array("subset", subset)
     if ids.dtype.kind == "b" and ids.ndim == 1:
-        raise ValueError(
+        raise SamplesError(
             f"subset={shown(subset)} must be sample numbers, not booleans: give np.flatnonzero(subset)"
         )
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.size == 0:
-        raise ValueError(
+        raise SamplesError(
             f"subset={shown(subset)} must be sample numbers (integers, at least one) or a fraction above 0 "
             f"and up to 1, not {ids.dtype} {list(ids.shape)}"
         )
     if ids.min() < 0 or ids.max() >= samples:
-        raise ValueError(
+        raise SamplesError(
             f"subset={shown(subset)} must be within 0..{samples - 1}: there are {samples} samples"
         )
     unique, counts = np.unique(ids, return_counts=True)
     if len(unique) < len(ids):
         repeated = int(unique[counts > 1][0])
-        raise ValueError(
+        raise SamplesError(
             f"subset={shown(subset)} contains sample {repeated} more than once; weights= repeats samples"
         )
     return ids.astype(np.int64)
@@ -293,7 +293,7 @@ def checked_weights(weights: Numbers | None, samples: int, subset: Int64 | None)
         return None
     values = _array("weights", weights)
     if values.ndim != 1 or values.dtype.kind not in "iuf" or len(values) != samples:
-        raise ValueError(
+        raise SamplesError(
             f"weights={shown(weights)} must be one number for each of the {samples} samples of the shards, "
             f"not {values.dtype} {list(values.shape)}"
         )
@@ -301,11 +301,11 @@ def checked_weights(weights: Numbers | None, samples: int, subset: Int64 | None)
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if wrong.size:
         at = int(wrong[0])
-        raise ValueError(f"weights[{at}]={values[at]} must be a finite number of at least 0")
+        raise SamplesError(f"weights[{at}]={values[at]} must be a finite number of at least 0")
     with np.errstate(over="ignore"):
         total = float(np.sum(values if subset is None else values[subset]))
     if not 0 < total < float("inf"):
-        raise ValueError(
+        raise SamplesError(
             f"weights={shown(weights)} must have a positive, finite sum over the samples that take part, "
             f"not {total}"
         )
@@ -346,11 +346,13 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
             with open_regular(value) as file:  # a FIFO would wait for ever
                 return np.asarray(np.load(file, allow_pickle=False))
         except (OSError, ValueError, EOFError) as error:
-            raise ValueError(f"{name}={os.fspath(value)!r} cannot be read as a .npy file: {error}") from error
+            raise SamplesError(
+                f"{name}={os.fspath(value)!r} cannot be read as a .npy file: {error}"
+            ) from error
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise ValueError(f"{name} must be a list of numbers: {error}") from error
+        raise SamplesError(f"{name} must be a list of numbers: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -383,7 +385,7 @@ class DistributedBatchSampler:
         if self.world < 1:
             raise ValueError(f"world={self.world} must be at least 1")
         if self.global_batch < self.world:
-            raise ValueError(
+            raise SamplesError(
                 f"global_batch={self.global_batch} is smaller than world={self.world}: each rank needs "
                 "a sample of every batch. Raise the batch size."
             )

@@ -168,6 +168,8 @@ def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
         if max_pixels is not None and image.width * image.height > max_pixels:
             raise RefusedError(Status.TOO_LARGE, too_large(image.height, image.width, max_pixels))
         _check_tiff(image)
+        if image.format == "PNG":
+            _check_rows(content)
         is_wide = _is_wide(image)
         if image.mode in ("I", "F") and not is_wide:
             raise RefusedError(Status.UNSUPPORTED, _SIGNED)

@@ -38,6 +38,7 @@ from .urls import (
 
 _HTTP_ERROR = 22  # curl's status for an answer of the server that is an error, without its number
 _CURL = {6: "the host was not found", 7: "no connection", 18: "the transfer ended early", 28: "a timeout"}
+_NOT_BEGUN = (6, 7)  # of _CURL: what came is empty, not truncated
 _SHARDS = 1 << 32  # purpose number of shard permutations; the sampler's own purposes are smaller
 _BROKEN = (
     *(OSError, EOFError, ValueError, LookupError, TypeError, ImportError, OverflowError, RecursionError),
@@ -61,7 +62,8 @@ class Streaming:
     - Resuming within an epoch delivers the remaining number of batches, of samples drawn again; without
       ``samples``, the whole epoch.
     - A broken image is replaced by another of the same batch; a batch of broken images alone, such as a last
-      batch of one, is an error. ``drop_last=True`` leaves that out; ``Streaming(samples=...)`` has none.
+      batch of one, is an error. ``drop_last=True`` leaves that out; ``Streaming(samples=...)`` has no smaller
+      last batch.
     - There is no ``subset`` and there are no ``weights``.
 
     Args:
@@ -211,7 +213,7 @@ class Stream:
                     is_noted = True
                     notes.append(
                         f"shard {sample['__url__']}: key {sample['__key__']!r} has no image and is left out, "
-                        "as is every such sample (reported once)"
+                        "as is every such sample (reported once per pass over the shards)"
                     )
             if not count:
                 raise ShardError(
@@ -291,7 +293,7 @@ class _Opener:
         ended = f"its command ended with status {status}"
         if HTTP.match(self.url) and status in _CURL:
             ended = f"{_CURL[status]} (curl ended with status {status})"
-        if status > 0 and isinstance(error, OSError):
+        if status > 0 and (isinstance(error, OSError) or (HTTP.match(self.url) and status in _NOT_BEGUN)):
             return ended  # the error has nothing but the command and its status
         # webdataset appends the URL to the arguments of errors.
         is_appended = len(error.args) > 1 and not isinstance(error, OSError)

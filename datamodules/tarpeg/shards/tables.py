@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -282,54 +282,80 @@ def _exact(key: str) -> str:
     return key.replace("\\", "/").removeprefix("./")
 
 
+def _whole(key: str) -> str:
+    """Return a key without white space around it, which the image may not have."""
+    return _exact(key.strip())
+
+
 def _without_extension(key: str) -> str:
     """Return a key without white space around it and the extension of an image, and without dots.
 
     Keys of shards have no dots, and what is written in a table may have white space that the image has not.
     """
-    key = _exact(key.strip())
+    key = _whole(key)
     name, dot, extension = key.rpartition(".")
     return (name if dot and extension.lower() in FILE_EXTENSIONS else key).strip().replace(".", "_")
 
 
 def _base(key: str) -> str:
-    return _without_extension(key).rpartition("/")[2].strip()
+    return key.rpartition("/")[2].strip()
 
 
-def _forms(
-    table: Sequence[str], samples: Sequence[str], folder: str | None
-) -> Iterator[tuple[list[str], list[str], int]]:
-    """Yield forms of the keys of a table and of samples that are compared, the strictest first.
+class _Form(NamedTuple):
+    """Keys of a table and of samples in a form in which they are compared.
 
-    With the number of what is left out: 0, 1 the folders above ``folder`` of the samples, 2 all folders.
+    Attributes:
+        table: Of the rows.
+        samples: Of the samples.
+        left_out: 0: nothing, 1: the folders above that of the samples, 2: all folders.
+        of: Form of a key before folders are left out.
     """
-    yield [*map(_exact, table)], [*map(_exact, samples)], 0
+
+    table: list[str]
+    samples: list[str]
+    left_out: int = 0
+    of: Callable[[str], str] = _exact
+
+
+def _forms(table: Sequence[str], samples: Sequence[str], folder: str | None) -> Iterator[_Form]:
+    """Yield forms of the keys of a table and of samples, the strictest first.
+
+    Args:
+        table: Keys of the rows.
+        samples: Keys of the samples.
+        folder: Of images; None for shards.
+    """
+    yield _Form([*map(_exact, table)], [*map(_exact, samples)])
     # macOS writes the names of files with letters and accents apart (NFD), most programs do not.
     if not all(map(str.isascii, table)):
         table, samples = ([unicodedata.normalize("NFC", key) for key in keys] for keys in (table, samples))
-    plain = [*map(_without_extension, samples)]
-    yield [*map(_without_extension, table)], plain, 0
+    # Keys of shards have no extensions; images of a folder may differ in these alone.
+    ways = [_without_extension] if folder is None else [_whole, _without_extension]
+    forms = [_Form([*map(of, table)], [*map(of, samples)], 0, of) for of in ways]
+    yield from forms
     if folder is not None:
-        above = folder.split("/")
-        yield [_below(above, key) for key in table], plain, 1
-    yield [*map(_base, table)], [*map(_base, samples)], 2
+        for form in forms:
+            above = form.of(f"{folder}/x").split("/")[:-1]
+            yield form._replace(table=[_below(above, key) for key in form.table], left_out=1)
+    for form in forms:
+        yield _Form([*map(_base, form.table)], [*map(_base, form.samples)], 2, form.of)
 
 
 def _folder_of(source: Source) -> str | None:
-    """Return the folder of single images, in the form of keys; None for shards, whose keys have no place."""
+    """Return the folder of single images; None for shards, whose keys have no place."""
     folder = source.shard(0)
     if not isinstance(folder, Path) or not folder.is_dir():
         return None
-    return str(folder.expanduser().absolute()).replace(os.sep, "/").replace(".", "_")
+    return str(folder.expanduser().absolute()).replace(os.sep, "/")
 
 
 def _below(above: Sequence[str], key: str) -> str:
     """Return a key relative to the folder of these parts, if it begins with the last of them."""
-    parts = _without_extension(key).split("/")
+    parts = key.split("/")
     for count in range(len(parts) - 1, 0, -1):
         if parts[:count] == above[-count:]:
             return "/".join(parts[count:]).strip()
-    return "/".join(parts)
+    return key
 
 
 def _by_key(keys: Sequence[str]) -> dict[str, int]:
@@ -343,15 +369,15 @@ def _rows_of(
     table: Table, keys: Sequence[str], source: Source, ids: Int64, *, is_optional: bool
 ) -> npt.NDArray[np.int64]:
     """Return the row of each sample; -1 for one without, if they are optional. Raises ShardError."""
-    found, used, left_out = np.full(len(keys), _NONE), ([""], [""]), 0
+    found, used = np.full(len(keys), _NONE), _Form([], [])
     folder = _folder_of(source)
-    for of_table, of_samples, less in _forms(table.keys, keys, folder):
-        if less and not left_out and (found != _NONE).any():
+    for form in _forms(table.keys, keys, folder):
+        if form.left_out and not used.left_out and (found != _NONE).any():
             break  # the same name in another folder may be another image
-        rows = _by_key(of_table)
-        numbers = np.array([rows.get(each, _NONE) for each in of_samples], np.int64)
+        rows = _by_key(form.table)
+        numbers = np.array([rows.get(each, _NONE) for each in form.samples], np.int64)
         if (numbers != _NONE).sum() > (found != _NONE).sum():
-            found, used, left_out = numbers, (of_table, of_samples), less
+            found, used = numbers, form
         if (found != _NONE).all():
             break
     if (found == _NONE).all():
@@ -362,10 +388,12 @@ def _rows_of(
         )
     if (found == _TWICE).any():
         row = int((found == _TWICE).argmax())
-        places = [n + 1 for n, key in enumerate(used[0]) if key == used[1][row]]
+        places = [n for n, key in enumerate(used.table) if key == used.samples[row]]
+        one, other = (table.keys[places[each]] for each in (0, -1))
         raise ShardError(
-            f"{where_of(source, int(ids[row]))}: rows {places[0]} and {places[-1]} of {table.name} have this "
-            "key: one row per image"
+            f"{where_of(source, int(ids[row]))}: rows {places[0] + 1} and {places[-1] + 1} of {table.name} "
+            f"have this key, as {one!r} and {other!r}: leave one row per image, or give each split its own "
+            "table"
         )
     lost = np.flatnonzero(found == _NONE)
     if len(lost) and not is_optional:
@@ -382,33 +410,38 @@ def _rows_of(
             f"{table.name}, key {table.keys[row]!r} is that of the samples {one!r} and {other!r}: write keys "
             "with their folders"
         )
-    if left_out == 2:
-        _check_folders(table, keys, found, source, folder)
+    if used.left_out == 2:
+        _check_folders(table, keys, found, source, folder, used.of)
     return found
 
 
 def _check_folders(
-    table: Table, keys: Sequence[str], rows: npt.NDArray[np.int64], source: Source, folder: str | None
+    table: Table,
+    keys: Sequence[str],
+    rows: npt.NDArray[np.int64],
+    source: Source,
+    folder: str | None,
+    form: Callable[[str], str],
 ) -> None:
     """Warn if rows belong to samples by the names alone, in other folders; ShardError if that is not clear.
 
     A ``subset`` may have one of several samples of a name, whose row is that of another.
     """
-    names = Counter(map(_base, {*source.keys(np.arange(len(source)))}))
+    names = Counter(_base(form(key)) for key in {*source.keys(np.arange(len(source)))})
     for key, row in zip(keys, rows.tolist(), strict=True):
         if row < 0:
             continue
         other = table.keys[row]
-        if names[_base(key)] > 1:
+        if (count := names[_base(form(key))]) > 1:
             raise ShardError(
                 f"{table.name}, key {other!r} is taken for the sample {key!r} by the name alone, which "
-                f"{names[_base(key)]} samples have: write keys with their folders"
+                f"{count} samples have: write keys with their folders"
             )
-        one, two = (_without_extension(each) for each in (key, other))
+        one, two = form(key), form(other)
         if folder is None:
             is_same = f"/{one}".endswith(f"/{two}") or f"/{two}".endswith(f"/{one}")
         else:  # the whole path is known
-            is_same = f"{folder}/{one}".endswith(f"/{two.lstrip('/')}")
+            is_same = form(f"{folder}/{key}").endswith(f"/{two.lstrip('/')}")
         if not is_same:
             warn(
                 f"{table.name}, key {other!r} is taken for the sample {key!r}, by the name alone: "
