@@ -340,7 +340,9 @@ class _Builder:
                 name, source = next(iter(assignment.inputs))
                 self.example = self._job(name, source, fingerprint)
             known = dataclasses.replace(
-                manifest, classes=self.classes or manifest.classes, reduced_by=self.reduced_by
+                manifest,
+                classes=self.classes or manifest.classes,
+                reduced_by=self.reduced_by or manifest.reduced_by,
             )
             if known != manifest:  # built by an early version
                 known.write(self.folder)

@@ -98,7 +98,7 @@ def reducers_among(names: Iterable[str]) -> dict[str, CodecEntry]:
             commands, nothing is known.
     """
     shards = (name.partition("?")[0] if HTTP.match(name) else name for name in names if name[:5] != "pipe:")
-    folders = sorted({shard.rpartition("/")[0] for shard in shards})
+    folders = sorted({shard.rpartition("/")[0] or "/" for shard in shards})
     manifests = {folder: _manifest_at(folder) for folder in folders}
     return {
         public_url(folder): found.reducer for folder, found in manifests.items() if found and found.reducer

@@ -195,12 +195,15 @@ def left_out_beside(source: Paths, *, all_folders: bool = True) -> dict[str, int
     """
     counts = Counter[str]()
     for folder in (Path(part).expanduser() for part in parts_of(source) if not is_url(part)):
-        for path in folder.glob("[!.]*") if folder.is_dir() else ():
-            suffix = path.suffix.lower()
-            if path.is_dir():
-                counts["folders beside the shards"] += all_folders or any(path.glob("*.tar"))
-            elif suffix in _ARCHIVES or suffix[1:] in IMAGE_EXTENSIONS or (suffix == ".tar" != path.suffix):
-                counts[path.suffix if suffix == ".tar" else suffix] += 1
+        for entry in os.scandir(folder) if folder.is_dir() else ():
+            own = Path(entry.name).suffix
+            suffix = own.lower()
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                counts["folders beside the shards"] += all_folders or any(Path(entry.path).glob("*.tar"))
+            elif suffix in _ARCHIVES or suffix[1:] in IMAGE_EXTENSIONS or (suffix == ".tar" != own):
+                counts[own if suffix == ".tar" else suffix] += 1
     return by_number(counts)
 
 
