@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import math
+import mmap
+import os
+import resource
+import sys
 import threading
 
 import pytest
@@ -55,6 +60,37 @@ def test_any_reference_to_a_batch_keeps_it(part) -> None:
     del kept
     gc.collect()
     assert place in {lent(buffers, 9).data_ptr() for _ in range(5)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults of Linux")
+def test_a_buffer_is_mapped_into_a_worker_by_one_call() -> None:
+    pages = 1024
+    buffers = BatchBuffers(pages * mmap.PAGESIZE, 0, shared=True)
+    numbers = [buffers.acquire() for _ in range(4)]
+    for number in numbers:
+        buffers.memory(number)[:] = 1  # of this process: their memory is there
+
+    def faults(number: int, *prepared: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for nbytes in prepared:
+            buffers.prepare(number, nbytes)
+        buffers.memory(number)[:] = 2 + number
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        whole, half = buffers.nbytes, buffers.nbytes // 2
+        found = [faults(0), faults(1, whole), faults(2, half), faults(3, half, whole, half)]
+        os.write(writing, json.dumps(found).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    plain, *prepared = json.loads(os.read(reading, 1000))
+    assert all((buffers.memory(number) == 2 + number).all() for number in numbers)
+    if plain < pages:
+        pytest.skip("shared memory has huge pages here")
+    if prepared[0] >= pages:
+        pytest.skip("the kernel has no MADV_POPULATE_READ")
+    assert prepared[0] < pages / 4 and pages / 2 <= prepared[1] < pages * 3 / 4 and prepared[2] < pages / 4
 
 
 def test_a_consumer_that_keeps_all_batches_gets_copies() -> None:

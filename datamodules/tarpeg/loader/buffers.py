@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import pickle
+import sys
 import time
 import weakref
 from collections import deque
@@ -53,6 +54,7 @@ from .workers import ProcessPool, ThreadPool, WorkerPool
 
 # _READ: its tensors are gone, and a GPU may still copy from it.
 _FREE, _ACQUIRED, _LENT, _READ = range(4)
+_POPULATE_READ = 22  # of madvise, for which Python has no name
 # Batches that a consumer may hold before it gets copies: the one it works on, the one that it receives while
 # it still holds that, and one to spare.
 MOST_LENT = 3
@@ -105,6 +107,7 @@ class BatchBuffers:
             with contextlib.suppress(OSError):  # a kernel that was built without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self._mapped, self._memory = memory, np.frombuffer(memory, np.uint8)
+        self._prepared = [0] * count  # bytes, in this process
         self._is_pinned, self._pins = bytearray(count), pins and is_shared
         self._mapping: pinning.Mapping | None = None
         self._marks: list[pinning.Mark | None] = [None] * count  # of those that are read
@@ -146,6 +149,20 @@ class BatchBuffers:
         array = self._array(number, shape, dtype)
         self._register(number, array)
         return _as_images(array, shape, dtype)
+
+    def prepare(self, number: int, nbytes: int) -> None:
+        """Map the first bytes of a buffer into a worker process by one call, at its first use there.
+
+        Each process that writes into shared memory has a page fault per 4 KiB: with 16 workers and 36 buffers
+        38 per image in the first 280 batches, a fifth of their time. A read maps 16 pages at once.
+        """
+        done = self._prepared[number] // mmap.PAGESIZE * mmap.PAGESIZE
+        if nbytes <= self._prepared[number]:
+            return
+        self._prepared[number] = nbytes
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # before Linux 5.14
+                self._mapped.madvise(_POPULATE_READ, number * self.nbytes + done, nbytes - done)
 
     def memory(self, number: int) -> npt.NDArray[np.uint8]:
         """Return all bytes of a buffer."""
@@ -398,6 +415,7 @@ class PrefetchRunner(Runner):
         buffers = BatchBuffers(nbytes, self._depth, shared=self._workers > 0, pins=self._pin)
         work = functools.partial(_fetch_into, self._fetcher, buffers, self._threads or 1, self._to_request)
         if self._workers:
+            work = functools.partial(work, is_process=True)
             dumps = functools.partial(_dumps, self._fetcher)
             return buffers, ProcessPool(functools.partial(_answer, work), self._workers, dumps)
         return buffers, ThreadPool(work, _FETCHING_THREADS)
@@ -446,9 +464,15 @@ def _dumps(fetcher: Any, message: ResultMessage, job: JobMessage) -> bytes:
 
 
 def _fetch_into(
-    fetcher: Any, buffers: BatchBuffers, threads: int, to_request: ToRequest | None, job: Job
+    fetcher: Any,
+    buffers: BatchBuffers,
+    threads: int,
+    to_request: ToRequest | None,
+    job: Job,
+    *,
+    is_process: bool = False,
 ) -> Answer:
-    """Fetch a batch into its buffer; called by a worker."""
+    """Fetch a batch into its buffer; called by a worker. ``is_process``: by one with memory of its own."""
     request = job.request
     if to_request is not None:
         request = to_request(request)
@@ -460,6 +484,8 @@ def _fetch_into(
         nonlocal shape
         shape = of_images
         lend_room(buffers.memory(job.buffer), used())
+        if is_process:
+            buffers.prepare(job.buffer, used())
         return buffers.view(job.buffer, shape, fetcher.dtype)
 
     def used() -> int:
