@@ -185,7 +185,7 @@ def test_rows_of_other_folders_are_taken_with_a_warning_and_never_for_one_of_two
         assert labels(folder.parent, plain).tolist() == [1, 2, 3], "keys without folders"
     (folder / "other").mkdir()
     (folder / "other" / "a.jpg").write_bytes(jpeg("420", 16, 16))
-    with pytest.raises(ShardError, match=r"key 'train/a\.jpg' .*'a\.jpg' .* 2 samples"):
+    with pytest.raises(ShardError, match=r"key 'train/a\.jpg' .* samples 'a\.jpg' and 'other/a\.jpg': "):
         labels(folder, table, subset=[0, 1, 3])
 
 
@@ -372,6 +372,25 @@ def test_images_that_differ_in_their_extensions_alone_have_rows_of_their_own(tmp
         table = csv(tmp_path, "file,y\n" + "".join(f"{begin}{row}\n" for row in rows.split()))
         for shards in (root, root.parent):
             assert labels(shards, table).tolist() == [3, 2, 1], (begin, shards)
+    # The row of an image is not that of another one, which has none, also if a subset leaves the first out.
+    table = csv(tmp_path, "file,y\nsame.jpg,1\nimg.1,3\n")
+    for options in ({}, {"subset": [0, 1]}):
+        with pytest.raises(ShardError, match=r"no row for 1 of . samples, such as '.*same\.jpeg'"):
+            labels(root, table, **options)
+    optional = Label("y", optional=True)
+    assert labels(root, table, target=optional).tolist() == [3, -1, 1]
+    assert labels(root, table, target=optional, subset=[0, 1]).tolist() == [3, -1]
+    table = csv(tmp_path, "file,y\nsame,1\nimg.1,3\n")
+    for options in ({}, {"subset": [0, 1]}):
+        with pytest.raises(
+            ShardError, match=r"'same\.jpe?g' and '.*same\.jpe?g': write keys with .* extensions"
+        ):
+            labels(root, table, **options)
+    for name in ("a.b.jpg", "a_b.jpg"):
+        (tmp_path / "dots").mkdir(exist_ok=True)
+        (tmp_path / "dots" / name).write_bytes(content)
+    for rows in ("a.b,1\na_b,2\n", "a.b,1\na_b.jpg,2\n", "a.b.jpg,1\na_b.jpeg,2\n"):
+        assert labels(tmp_path / "dots", csv(tmp_path, f"file,y\n{rows}")).tolist() == [1, 2], rows
     with pytest.raises(ShardError, match=r"rows 1 and 2 of .* as 'same' and 'same': leave one row per image"):
         labels(root, csv(tmp_path, "file,y\nsame,1\nsame,2\nimg.1,3\n"))
     for split in ("train", "val"):

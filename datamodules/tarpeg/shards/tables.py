@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -211,7 +211,7 @@ class TableLabels:
     def _row_of(self, source: Source, id: int) -> int:
         assert self.rows is not None
         (key,) = source.keys([id])
-        row = self.rows.get(_without_extension(key), _NONE)
+        row = self.rows.get(_without_dots(key), _NONE)
         if row == _TWICE or (row == _NONE and not self.form.label.optional):
             many = "several rows" if row == _TWICE else "no row"
             raise ShardError(f"{where_of(source, id)}: {self.table} has {many} with this key")
@@ -232,8 +232,7 @@ def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None =
     """
     form = _form(table, label)
     wanted = np.arange(len(source)) if ids is None else np.unique(ids)
-    keys = source.keys(wanted)
-    rows = _rows_of(table, keys, source, wanted, is_optional=label.optional)
+    rows = _rows_of(table, source, wanted, is_optional=label.optional)
     has_row = rows >= 0
     unused = len(table.keys) - len(np.unique(rows[has_row]))
     log.info("%s: %d of %d rows are of other images", table.name, unused, len(table.keys))
@@ -245,7 +244,7 @@ def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None =
 
 def streamed_table_labels(table: Table, label: Label) -> TableLabels:
     """Return the labels of the samples of a stream, by their keys, as ``table_labels``."""
-    form, rows = _form(table, label), _by_key([*map(_without_extension, table.keys)])
+    form, rows = _form(table, label), _by_key([*map(_without_dots, table.keys)])
     values = _array(table, form, np.arange(len(table.keys)))
     return TableLabels(form, table.name, values, rows, _identity(table, form, values))
 
@@ -287,34 +286,54 @@ def _whole(key: str) -> str:
     return _exact(key.strip())
 
 
-def _without_extension(key: str) -> str:
-    """Return a key without white space around it and the extension of an image, and without dots.
-
-    Keys of shards have no dots, and what is written in a table may have white space that the image has not.
-    """
+def _stem(key: str) -> str:
+    """Return a key without the extension of an image, and white space before it."""
     key = _whole(key)
     name, dot, extension = key.rpartition(".")
-    return (name if dot and extension.lower() in FILE_EXTENSIONS else key).strip().replace(".", "_")
+    return (name if dot and extension.lower() in FILE_EXTENSIONS else key).strip()
+
+
+def _without_dots(key: str) -> str:
+    """Return a key without the extension of an image, and without dots, which keys of shards do not have."""
+    return _stem(key).replace(".", "_")
 
 
 def _base(key: str) -> str:
     return key.rpartition("/")[2].strip()
 
 
-class _Form(NamedTuple):
-    """Keys of a table and of samples in a form in which they are compared.
+@dataclass(frozen=True)
+class _Form:
+    """A form in which keys of a table and of samples are compared.
 
     Attributes:
-        table: Of the rows.
-        samples: Of the samples.
+        ways: (keys of the rows, keys of all samples), the strictest first. A row that is one of a sample's in
+            one way is of no other sample in the next.
         left_out: 0: nothing, 1: the folders above that of the samples, 2: all folders.
-        of: Form of a key before folders are left out.
     """
 
-    table: list[str]
-    samples: list[str]
+    ways: list[tuple[list[str], list[str]]]
     left_out: int = 0
-    of: Callable[[str], str] = _exact
+
+    def matched(self) -> tuple[Int64, Int64]:
+        """Return the row of each sample, _NONE or _TWICE; and the way by which it was found."""
+        found = np.full(len(self.ways[0][1]), _NONE)
+        way, free = np.zeros(len(found), np.int64), [*range(len(self.ways[0][0]))]
+        for number, (table, samples) in enumerate(self.ways):
+            rows = _by_key([table[row] for row in free])
+            numbers = np.array([rows.get(key, _NONE) for key in samples], np.int64)
+            numbers[numbers >= 0] = np.array([*free, 0])[numbers[numbers >= 0]]
+            if number == 1:
+                # One row has the name of an image, and another one this name without its extension.
+                names = {self.ways[0][0][row] for row in free}
+                is_twice = [key in names for key in samples]
+                found = np.where((found != _NONE) & is_twice, _TWICE, found)
+            is_new = (found == _NONE) & (numbers != _NONE)
+            way[is_new | (found == _TWICE)] = number
+            found = np.where(is_new, numbers, found)
+            own = {*samples}
+            free = [row for row in free if table[row] not in own]
+        return found, way
 
 
 def _forms(table: Sequence[str], samples: Sequence[str], folder: str | None) -> Iterator[_Form]:
@@ -325,20 +344,22 @@ def _forms(table: Sequence[str], samples: Sequence[str], folder: str | None) -> 
         samples: Keys of the samples.
         folder: Of images; None for shards.
     """
-    yield _Form([*map(_exact, table)], [*map(_exact, samples)])
+    yield _Form([([*map(_exact, table)], [*map(_exact, samples)])])
     # macOS writes the names of files with letters and accents apart (NFD), most programs do not.
     if not all(map(str.isascii, table)):
         table, samples = ([unicodedata.normalize("NFC", key) for key in keys] for keys in (table, samples))
-    # Keys of shards have no extensions; images of a folder may differ in these alone.
-    ways = [_without_extension] if folder is None else [_whole, _without_extension]
-    forms = [_Form([*map(of, table)], [*map(of, samples)], 0, of) for of in ways]
-    yield from forms
+    ways = [([*map(of, table)], [*map(of, samples)]) for of in _ways(folder)]
+    yield _Form(ways)
     if folder is not None:
-        for form in forms:
-            above = form.of(f"{folder}/x").split("/")[:-1]
-            yield form._replace(table=[_below(above, key) for key in form.table], left_out=1)
-    for form in forms:
-        yield _Form([*map(_base, form.table)], [*map(_base, form.samples)], 2, form.of)
+        above = [of(f"{folder}/x").split("/")[:-1] for of in _ways(folder)]
+        below = [[_below(each, key) for key in keys] for each, (keys, _) in zip(above, ways, strict=True)]
+        yield _Form([(keys, way[1]) for keys, way in zip(below, ways, strict=True)], 1)
+    yield _Form([([*map(_base, rows)], [*map(_base, keys)]) for rows, keys in ways], 2)
+
+
+def _ways(folder: str | None) -> list[Callable[[str], str]]:
+    """Forms of a key: images of a folder may differ in extensions or dots alone, which shards do not have."""
+    return [_without_dots] if folder is None else [_whole, _stem, _without_dots]
 
 
 def _folder_of(source: Source) -> str | None:
@@ -365,83 +386,87 @@ def _by_key(keys: Sequence[str]) -> dict[str, int]:
     return rows
 
 
-def _rows_of(
-    table: Table, keys: Sequence[str], source: Source, ids: Int64, *, is_optional: bool
-) -> npt.NDArray[np.int64]:
-    """Return the row of each sample; -1 for one without, if they are optional. Raises ShardError."""
-    found, used = np.full(len(keys), _NONE), _Form([], [])
-    folder = _folder_of(source)
+def _rows_of(table: Table, source: Source, ids: Int64, *, is_optional: bool) -> npt.NDArray[np.int64]:
+    """Return the row of each sample of ids; -1 for one without, if they are optional. Raises ShardError.
+
+    All samples are compared: the row of one that a ``subset`` leaves out is not that of another.
+    """
+    keys, folder = source.keys(np.arange(len(source))), _folder_of(source)
+    found, way, used = np.full(len(keys), _NONE), np.zeros(len(keys), np.int64), _Form([])
     for form in _forms(table.keys, keys, folder):
-        if form.left_out and not used.left_out and (found != _NONE).any():
+        if form.left_out > used.left_out and (found != _NONE).any():
             break  # the same name in another folder may be another image
-        rows = _by_key(form.table)
-        numbers = np.array([rows.get(each, _NONE) for each in form.samples], np.int64)
+        numbers, by = form.matched()
         if (numbers != _NONE).sum() > (found != _NONE).sum():
-            found, used = numbers, form
+            found, way, used = numbers, by, form
         if (found != _NONE).all():
             break
-    if (found == _NONE).all():
+    own = found[ids]
+    if (own == _NONE).all():
         raise ShardError(
             f"{table.name} has no row with the key of an image: its first keys are "
             f"{', '.join(map(repr, table.keys[:_SHOWN]))}, and those of the samples "
-            f"{', '.join(map(repr, keys[:_SHOWN]))}. Give key= the column with the names of the images"
+            f"{', '.join(repr(keys[id]) for id in ids[:_SHOWN].tolist())}. Give key= the column with the "
+            "names of the images"
         )
-    if (found == _TWICE).any():
-        row = int((found == _TWICE).argmax())
-        places = [n for n, key in enumerate(used.table) if key == used.samples[row]]
+    if (own == _TWICE).any():
+        id = int(ids[(own == _TWICE).argmax()])
+        rows, samples = used.ways[way[id]]
+        places = [n for n, key in enumerate(rows) if key == samples[id]]
         one, other = (table.keys[places[each]] for each in (0, -1))
         raise ShardError(
-            f"{where_of(source, int(ids[row]))}: rows {places[0] + 1} and {places[-1] + 1} of {table.name} "
+            f"{where_of(source, id)}: rows {places[0] + 1} and {places[-1] + 1} of {table.name} "
             f"have this key, as {one!r} and {other!r}: leave one row per image, or give each split its own "
             "table"
         )
-    lost = np.flatnonzero(found == _NONE)
-    if len(lost) and not is_optional:
+    lost = ids[own == _NONE].tolist()
+    if lost and not is_optional:
         raise ShardError(
-            f"{table.name} has no row for {len(lost)} of {len(keys)} samples, such as "
-            f"{', '.join(repr(keys[row]) for row in lost[:_SHOWN])}. Add them, give subset= the numbers of "
+            f"{table.name} has no row for {len(lost)} of {len(ids)} samples, such as "
+            f"{', '.join(repr(keys[id]) for id in lost[:_SHOWN])}. Add them, give subset= the numbers of "
             "the others, or target=tarpeg.Label(..., optional=True) for missing labels"
         )
-    taken = found[found >= 0]
-    if len(np.unique(taken)) < len(taken) and len({*keys}) == len(keys):
-        row = next(row for row, count in Counter(taken.tolist()).items() if count > 1)
-        one, other = (keys[each] for each in np.flatnonzero(found == row)[:2])
-        raise ShardError(
-            f"{table.name}, key {table.keys[row]!r} is that of the samples {one!r} and {other!r}: write keys "
-            "with their folders"
-        )
+    _check_shared(table, keys, found, ids, "folders" if folder is None else "folders and extensions")
     if used.left_out == 2:
-        _check_folders(table, keys, found, source, folder, used.of)
-    return found
+        _check_folders(table, keys, found, way, ids, folder)
+    return own
+
+
+def _check_shared(
+    table: Table, keys: Sequence[str], rows: npt.NDArray[np.int64], ids: Int64, parts: str
+) -> None:
+    """Raise ShardError for a row that two samples with different keys have, one of them of ids."""
+    taken = Counter(rows[rows >= 0].tolist())
+    if max(taken.values()) == 1:
+        return
+    for id, row in zip(ids.tolist(), rows[ids].tolist(), strict=True):
+        if row < 0 or taken[row] == 1:
+            continue
+        one, other = keys[id], next(keys[n] for n in np.flatnonzero(rows == row).tolist() if n != id)
+        if one != other:
+            raise ShardError(
+                f"{table.name}, key {table.keys[row]!r} is that of the samples {one!r} and {other!r}: write "
+                f"keys with their {parts}"
+            )
 
 
 def _check_folders(
     table: Table,
     keys: Sequence[str],
     rows: npt.NDArray[np.int64],
-    source: Source,
+    way: Int64,
+    ids: Int64,
     folder: str | None,
-    form: Callable[[str], str],
 ) -> None:
-    """Warn if rows belong to samples by the names alone, in other folders; ShardError if that is not clear.
-
-    A ``subset`` may have one of several samples of a name, whose row is that of another.
-    """
-    names = Counter(_base(form(key)) for key in {*source.keys(np.arange(len(source)))})
-    for key, row in zip(keys, rows.tolist(), strict=True):
-        if row < 0:
-            continue
-        other = table.keys[row]
-        if (count := names[_base(form(key))]) > 1:
-            raise ShardError(
-                f"{table.name}, key {other!r} is taken for the sample {key!r} by the name alone, which "
-                f"{count} samples have: write keys with their folders"
-            )
-        one, two = form(key), form(other)
+    """Warn if rows belong to samples of ids by the names alone, in other folders."""
+    ways = _ways(folder)
+    for id in ids[rows[ids] >= 0].tolist():
+        key, other, of = keys[id], table.keys[rows[id]], ways[way[id]]
+        one, two = of(key), of(other)
         if folder is None:
             is_same = f"/{one}".endswith(f"/{two}") or f"/{two}".endswith(f"/{one}")
         else:  # the whole path is known
-            is_same = form(f"{folder}/{key}").endswith(f"/{two.lstrip('/')}")
+            is_same = of(f"{folder}/{key}").endswith(f"/{two.lstrip('/')}")
         if not is_same:
             warn(
                 f"{table.name}, key {other!r} is taken for the sample {key!r}, by the name alone: "
