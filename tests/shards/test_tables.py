@@ -360,6 +360,26 @@ def test_absolute_paths_are_compared_below_the_folder_of_the_samples(tmp_path):
     assert batch.label.tolist() == [1, 2, 3]
 
 
+def test_absolute_paths_are_compared_below_the_folder_that_shards_were_made_of(tmp_path):
+    """In each class the images have the same names; the folder is known by the rows alone."""
+    names = [f"{part}/{number:03d}" for part in ("cat", "dog") for number in (1, 2)]
+    shards = write_tar(tmp_path / "x.tar", [(f"{name}.jpg", jpeg("420", 16, 16)) for name in names])
+    rows = [f"/data/pets/{name}.jpg,{number}" for number, name in enumerate(names)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = csv(tmp_path, "\n".join(["file,y", "/data/pets/cow/001.jpg,9", *reversed(rows)]))
+        assert labels(shards, table).tolist() == [0, 1, 2, 3]
+    few = [f"/data/{part}/{name}.jpg,1" for part, name in (("pets", "a/1"), ("others", "b/2"))]
+    pair = write_tar(tmp_path / "pair.tar", [(f"{name}.jpg", jpeg("420", 16, 16)) for name in ("a/1", "b/2")])
+    with pytest.warns(
+        UserWarning, match="'/data/pets/a/1.jpg' and '/data/others/b/2.jpg' are of two folders"
+    ):
+        assert labels(pair, csv(tmp_path, "\n".join(["file,y", *few]))).tolist() == [1, 1]
+    other = [f"/data/val/{name}.jpg,7" for name in names]  # as many rows are those of another folder
+    with pytest.raises(ShardError, match=r"as '/data/pets/cat/001\.jpg' and '/data/val/dog/001\.jpg'"):
+        labels(shards, csv(tmp_path, "\n".join(["file,y", *rows, *other])))
+
+
 def test_images_that_differ_in_their_extensions_alone_have_rows_of_their_own(tmp_path):
     """Images of a folder keep their names, those of shards have keys without dots."""
     root = tmp_path / "root" / "c"
@@ -377,6 +397,12 @@ def test_images_that_differ_in_their_extensions_alone_have_rows_of_their_own(tmp
     for options in ({}, {"subset": [0, 1]}):
         with pytest.raises(ShardError, match=r"no row for 1 of . samples, such as '.*same\.jpeg'"):
             labels(root, table, **options)
+    with pytest.warns(
+        UserWarning, match=r"key '.*/same\.png' is taken for the image 'same\.jpg'.* extension"
+    ):
+        table = csv(tmp_path, f"file,y\n{root}/same.png,1\n{root}/img.1.JPEG,3\n")
+        assert labels(f"{root}/*.jpg", table).tolist() == [3, 1]
+    table = csv(tmp_path, "file,y\nsame.jpg,1\nimg.1,3\n")
     optional = Label("y", optional=True)
     assert labels(root, table, target=optional).tolist() == [3, -1, 1]
     assert labels(root, table, target=optional, subset=[0, 1]).tolist() == [3, -1]

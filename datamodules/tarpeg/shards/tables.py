@@ -25,7 +25,7 @@ from ..errors import ShardError, similar, warn
 from ..files import open_regular
 from .index import Int64
 from .label import CellError, Form, Label, form_of
-from .pillow import FILE_EXTENSIONS
+from .pillow import FILE_EXTENSIONS, MEMBER_OF
 from .source import Source, where_of
 
 log = logging.getLogger(__name__)
@@ -336,25 +336,45 @@ class _Form:
         return found, way
 
 
-def _forms(table: Sequence[str], samples: Sequence[str], folder: str | None) -> Iterator[_Form]:
+def _forms(
+    table: Sequence[str], samples: Sequence[str], folder: str | None, left_out: int
+) -> Iterator[_Form]:
     """Yield forms of the keys of a table and of samples, the strictest first.
 
     Args:
         table: Keys of the rows.
         samples: Keys of the samples.
         folder: Of images; None for shards.
+        left_out: As of ``_Form``.
     """
-    yield _Form([([*map(_exact, table)], [*map(_exact, samples)])])
+    if left_out == 0:
+        yield _Form([([*map(_exact, table)], [*map(_exact, samples)])])
     # macOS writes the names of files with letters and accents apart (NFD), most programs do not.
     if not all(map(str.isascii, table)):
         table, samples = ([unicodedata.normalize("NFC", key) for key in keys] for keys in (table, samples))
     ways = [([*map(of, table)], [*map(of, samples)]) for of in _ways(folder)]
-    yield _Form(ways)
-    if folder is not None:
+    if left_out == 0:
+        yield _Form(ways)
+    elif left_out == 2:
+        yield _Form([([*map(_base, rows)], [*map(_base, keys)]) for rows, keys in ways], 2)
+    elif folder is not None:
         above = [of(f"{folder}/x").split("/")[:-1] for of in _ways(folder)]
         below = [[_below(each, key) for key in keys] for each, (keys, _) in zip(above, ways, strict=True)]
         yield _Form([(keys, way[1]) for keys, way in zip(below, ways, strict=True)], 1)
-    yield _Form([([*map(_base, rows)], [*map(_base, keys)]) for rows, keys in ways], 2)
+    elif root := _root(*ways[0]):
+        rows, keys = ways[0]
+        yield _Form([([key.removeprefix(f"{root}/") for key in rows], keys)], 1)
+
+
+def _root(rows: Sequence[str], keys: Sequence[str]) -> str:
+    """Return the folder below which the keys of rows are those of samples; "" for none, and for several."""
+    own, roots = {*keys}, set[str]()
+    for row in rows:
+        parts = row.split("/")
+        below = (count for count in range(len(parts)) if "/".join(parts[count:]) in own)
+        if (count := next(below, None)) is not None:
+            roots.add("/".join(parts[:count]))
+    return roots.pop() if len(roots) == 1 else ""
 
 
 def _ways(folder: str | None) -> list[Callable[[str], str]]:
@@ -393,14 +413,13 @@ def _rows_of(table: Table, source: Source, ids: Int64, *, is_optional: bool) -> 
     """
     keys, folder = source.keys(np.arange(len(source))), _folder_of(source)
     found, way, used = np.full(len(keys), _NONE), np.zeros(len(keys), np.int64), _Form([])
-    for form in _forms(table.keys, keys, folder):
-        if form.left_out > used.left_out and (found != _NONE).any():
+    for left_out in range(3):
+        for form in _forms(table.keys, keys, folder, left_out):
+            numbers, by = form.matched()
+            if (numbers != _NONE).sum() > (found != _NONE).sum():
+                found, way, used = numbers, by, form
+        if (found != _NONE).any():
             break  # the same name in another folder may be another image
-        numbers, by = form.matched()
-        if (numbers != _NONE).sum() > (found != _NONE).sum():
-            found, way, used = numbers, by, form
-        if (found != _NONE).all():
-            break
     own = found[ids]
     if (own == _NONE).all():
         raise ShardError(
@@ -429,6 +448,8 @@ def _rows_of(table: Table, source: Source, ids: Int64, *, is_optional: bool) -> 
     _check_shared(table, keys, found, ids, "folders" if folder is None else "folders and extensions")
     if used.left_out == 2:
         _check_folders(table, keys, found, way, ids, folder)
+    if folder is not None:
+        _check_extensions(table, keys, found, ids)
     return own
 
 
@@ -450,6 +471,25 @@ def _check_shared(
             )
 
 
+def _check_extensions(table: Table, keys: Sequence[str], rows: npt.NDArray[np.int64], ids: Int64) -> None:
+    """Warn if the row of an image has the extension of another format: images may have been converted."""
+    for id in ids[rows[ids] >= 0].tolist():
+        one, two = (_kind(key) for key in (keys[id], table.keys[rows[id]]))
+        if two and one != two:
+            warn(
+                f"{table.name}, key {table.keys[rows[id]]!r} is taken for the image {keys[id]!r}: no row "
+                "has its extension. Leave the extensions out if the images were converted"
+            )
+            return
+
+
+def _kind(key: str) -> str:
+    """Return the extension of an image in one spelling; "" for none."""
+    extension = _whole(key).rpartition(".")[2].lower()
+    known = {"jpeg": "jpg", **MEMBER_OF}.get(extension, extension)
+    return known if extension in FILE_EXTENSIONS else ""
+
+
 def _check_folders(
     table: Table,
     keys: Sequence[str],
@@ -458,13 +498,15 @@ def _check_folders(
     ids: Int64,
     folder: str | None,
 ) -> None:
-    """Warn if rows belong to samples of ids by the names alone, in other folders."""
-    ways = _ways(folder)
+    """Warn if rows belong to samples of ids by the names alone, in other folders, or in several."""
+    ways, roots = _ways(folder), dict[str, str]()
     for id in ids[rows[ids] >= 0].tolist():
         key, other, of = keys[id], table.keys[rows[id]], ways[way[id]]
         one, two = of(key), of(other)
         if folder is None:
             is_same = f"/{one}".endswith(f"/{two}") or f"/{two}".endswith(f"/{one}")
+            if is_same and len(two) > len(one):
+                roots.setdefault(two[: -len(one)], other)
         else:  # the whole path is known
             is_same = of(f"{folder}/{key}").endswith(f"/{two.lstrip('/')}")
         if not is_same:
@@ -474,3 +516,9 @@ def _check_folders(
                 "samples if it is another image"
             )
             return
+    if len(roots) > 1:
+        one, two, *_ = roots.values()
+        warn(
+            f"{table.name}, keys {one!r} and {two!r} are of two folders, and are taken for samples of one, "
+            "by their names: give each split its own table if one of them is another image"
+        )
