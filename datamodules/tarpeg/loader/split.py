@@ -27,7 +27,8 @@ from ..shards.opening import classes_of, open_source, places_of, reducers_of
 from ..shards.paths import Paths, identity, resolved
 from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
-from ..shards.tables import class_names, is_frame, read_table, streamed_table_labels, table_labels
+from ..shards.table_labels import class_names, streamed_table_labels, table_labels
+from ..shards.tables import is_frame, read_table
 from ..targets.protocols import check_targets, has_flat, type_names
 from ..targets.reduced import in_pixels, refuse_reduced
 from ..targets.steps import have_rectangles, least_boxes

@@ -1,0 +1,122 @@
+"""The labels of samples by a table: its rows, and what their cells mean."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..errors import ShardError
+from .index import Int64
+from .label import CellError, Form, Label, form_of
+from .source import Source, where_of
+from .table_rows import NONE, TWICE, by_key, rows_of, without_dots
+from .tables import Table
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class TableLabels:
+    """Labels of samples in a table.
+
+    Args:
+        form: What they are.
+        table: Name of the table, for messages.
+        values: Labels by sample; by row for a stream.
+        rows: For a stream, rows by key.
+        found: Text of ``identity``.
+    """
+
+    form: Form
+    table: str
+    values: npt.NDArray[Any]
+    rows: dict[str, int] | None = None
+    found: str = field(default="", repr=False)
+
+    def read(self, source: Source, ids: Int64) -> Tensor:
+        """Return the labels of samples ids [B]; see ``Labels``."""
+        if self.rows is None:
+            return torch.from_numpy(self.values[ids])
+        numbers = np.array([self._row_of(source, id) for id in ids.tolist()])
+        found = self.values[numbers]
+        found[numbers < 0] = self.form.empty
+        return torch.from_numpy(found)
+
+    def identity(self) -> str:
+        """Return the name of the table and a hash of all labels."""
+        return self.found
+
+    def _row_of(self, source: Source, id: int) -> int:
+        assert self.rows is not None
+        (key,) = source.keys([id])
+        row = self.rows.get(without_dots(key), NONE)
+        if row == TWICE or (row == NONE and not self.form.label.optional):
+            many = "several rows" if row == TWICE else "no row"
+            raise ShardError(f"{where_of(source, id)}: {self.table} has {many} with this key")
+        return row
+
+
+def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None = None) -> TableLabels:
+    """Return the labels of the samples of a source.
+
+    Args:
+        table: With the columns of the label.
+        label: What they mean.
+        source: The samples.
+        ids: Of the samples that need labels; None for all.
+
+    Raises:
+        ShardError: For samples without a row, or with several, and for wrong cells.
+    """
+    form = _form(table, label)
+    wanted = np.arange(len(source)) if ids is None else np.unique(ids)
+    rows = rows_of(table, source, wanted, is_optional=label.optional)
+    has_row = rows >= 0
+    unused = len(table.keys) - len(np.unique(rows[has_row]))
+    log.info("%s: %d of %d rows are of other images", table.name, unused, len(table.keys))
+    found = _array(table, form, rows[has_row])
+    values = np.full((len(source), *found.shape[1:]), form.empty, found.dtype)
+    values[wanted[has_row]] = found
+    return TableLabels(form, table.name, values, found=_identity(table, form, values))
+
+
+def streamed_table_labels(table: Table, label: Label) -> TableLabels:
+    """Return the labels of the samples of a stream, by their keys, as ``table_labels``."""
+    form, rows = _form(table, label), by_key([*map(without_dots, table.keys)])
+    values = _array(table, form, np.arange(len(table.keys)))
+    return TableLabels(form, table.name, values, rows, _identity(table, form, values))
+
+
+def class_names(table: Table, label: Label) -> list[str] | None:
+    """Return the names of the classes of a table by label; None if it has no classes."""
+    return _form(table, label).classes
+
+
+def _form(table: Table, label: Label) -> Form:
+    try:
+        return form_of(label, table.columns, is_text=table.is_text)
+    except ValueError as error:
+        raise ShardError(f"{table.name}, columns {label.places}: a cell {error}") from None
+
+
+def _array(table: Table, form: Form, rows: Int64) -> npt.NDArray[Any]:
+    try:
+        return form.array([[column[row] for row in rows.tolist()] for column in table.columns])
+    except CellError as error:
+        row, place = int(rows[error.row]), form.label.places[error.place]
+        raise ShardError(
+            f"{table.name}, row {row + 1} after the names of the columns, key {table.keys[row]!r}: "
+            f"{place!r} {error.reason}"
+        ) from None
+
+
+def _identity(table: Table, form: Form, values: npt.NDArray[Any]) -> str:
+    content = hashlib.sha256(f"{form.kind} {form.classes}\n".encode() + values.tobytes()).hexdigest()[:16]
+    return f"labels ({len(values)} of kind {form.kind}, {content})"
