@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
@@ -225,6 +226,17 @@ def test_a_stream_is_complete_or_an_error(whole, pack):
     for length in (*range(0, end + 1, 512), *range(1, end + 512, 997), end + 511):
         with pytest.raises(tarfile.ReadError):
             streamed(pack(data[:length]))
+
+
+def test_a_tail_of_zeros_as_of_a_download_that_was_not_finished_is_a_warning(whole, tmp_path):
+    data, end = whole
+    path, what = tmp_path / "a.tar", r"has 40960 zero bytes after its end: .* download that was not finished"
+    for zeros, is_said in ((20 << 10, False), (40 << 10, True)):
+        cut = data[: end // 2] + bytes(512 + zeros)
+        path.write_bytes(cut)
+        for read in (lambda: streamed(cut), lambda: build(path)):
+            with pytest.warns(UserWarning, match=what) if is_said else contextlib.nullcontext():
+                read()
 
 
 def member_of(name, nbytes, kind=tarfile.REGTYPE, **pax_headers):

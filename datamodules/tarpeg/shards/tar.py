@@ -40,6 +40,8 @@ _OTHER_FORMATS = (
 # Most bytes of a member of a stream, which is held whole (the largest image takes half of it as PPM), and of
 # an extended header, which tarfile reads whole.
 _LARGEST_STREAMED, _LARGEST_EXTENDED = 1 << 30, 16 << 20
+# Bytes after the end of a tar: most programs fill up records of 10 KiB.
+_MOST_PADDING = 20 << 10
 _EXTENDED_KINDS = (b"x", b"g", b"X", b"L", b"K")
 
 _T = TypeVar("_T")
@@ -125,7 +127,7 @@ def regular_members(file: BinaryIO, path: object, tar_nbytes: int) -> Iterator[t
         )
     if any(block):
         raise ShardError(f"shard {path} is damaged: no tar header at byte {end}. Copy or download it again.")
-    if not _rest_is_zero(file):
+    if not _is_padding(file, path):
         raise ShardError(
             f"shard {path} continues after its end-of-archive block at byte {end} (tars joined with "
             "cat?); readers would stop there. Use separate tars, or join them with tar --concatenate."
@@ -252,7 +254,7 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
                 assert content is not None
                 yield member.name, content.read()
         assert tar.fileobj is not None
-        if not _rest_is_zero(tar.fileobj):
+        if not _is_padding(tar.fileobj, url):
             raise tarfile.ReadError(
                 "it continues after its end-of-archive block (tars joined with cat?); readers stop there"
             )
@@ -275,8 +277,20 @@ def _other_format(head: bytes) -> str | None:
     return next((what for magic, what in _OTHER_FORMATS if head.lstrip().startswith(magic)), None)
 
 
-def _rest_is_zero(file: Any) -> bool:
-    return all(rest.count(0) == len(rest) for rest in iter(lambda: file.read(1 << 20), b""))
+def _is_padding(file: Any, path: object) -> bool:
+    """Whether the rest of a tar, after its end-of-archive block, is zero. Warns if it is long."""
+    length = 0
+    for rest in iter(lambda: file.read(1 << 20), b""):
+        if rest.count(0) < len(rest):
+            return False
+        length += len(rest)
+    if length > _MOST_PADDING:
+        warn(
+            f"shard {path} has {length} zero bytes after its end: it may be a download that was not "
+            "finished, and lack samples. Compare it with its source; a tar of large records, as of tar "
+            "--blocking-factor, is in order"
+        )
+    return True
 
 
 class _Bounded(tarfile.TarInfo):
