@@ -52,6 +52,17 @@ def test_batches_are_those_of_the_shards(photos, kind, settings):
     assert digest(load(kind(photos), **options)) == digest(load(photos, **options))
 
 
+class Viewing(Copied):
+    """Returns memory in place of bytes."""
+
+    def members(self, ids, extension):
+        return [content and memoryview(content) for content in super().members(ids, extension)]
+
+
+def test_members_may_be_memory(photos):
+    assert digest(load(Viewing(photos), members=["cls"])) == digest(load(photos, members=["cls"]))
+
+
 class Sorting(Copied):
     """Writes into the ids that it gets."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from ..errors import check_integer
+from ..errors import check_integer, explains_arguments
 from ..machine import usable_cores
 from ..sampling.rng import LARGEST_SEED
 
@@ -21,6 +21,9 @@ _INTEGERS |= {"prefetch": 1, "readahead": 0, "max_pixels": 1}
 _REQUIRED = ("batch_size", "seed", "prefetch")  # the others may be None
 
 
+@explains_arguments(
+    {name: f"give it to the loader: Loader({name}=...)" for name in ("keys", "augment", "device", "training")}
+)
 @dataclass(frozen=True)
 class LoaderConfig:
     """Settings of a ``tarpeg.Loader``; see also ``tarpeg.ShardDataModule``, whose arguments they are.
