@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
-from tarpeg import RandomIoUCrop, Split, View
+from helpers.pictures import jpeg
+from helpers.small_tars import sample, write_tar
+from tarpeg import Boxes, LoaderConfig, Mixture, MixtureLoader, RandomIoUCrop, RandomResizedCrop, Split, View
+from tarpeg.loader.carried import arrived
+from tarpeg.loader.messages import _view_message, _view_of
 from tarpeg.sampling import rng
+from tarpeg.sampling.geometry import joined
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -109,3 +116,64 @@ def test_odd_arguments_are_errors(options, match):
 def test_it_needs_boxes():
     with pytest.raises(ValueError, match=r"crop=RandomIoUCrop.*targets=tarpeg\.Boxes"):
         Split("a.tar", RandomIoUCrop(64))
+
+
+def test_rows_of_a_batch_lose_objects_by_the_rule_of_their_own_crop():
+    def view(flag, count):
+        sizes, crops = np.tile([210, 200], (count, 1)), np.tile([0, 0, 60, 200], (count, 1))
+        return View(
+            sizes.astype(np.int32),
+            crops.astype(np.int32),
+            np.zeros(count, np.bool_),
+            (30, 100),
+            drops_by_centre=flag,
+        )
+
+    def seen(found, row):
+        return [values.tolist() for values in found.rectangles(OBJECTS, np.full(len(OBJECTS), row))]
+
+    drops, keeps = view(True, 2), view(False, 3)
+    one, other = seen(drops, 0), seen(keeps, 0)
+    assert one != other, "the centre of an object is outside"
+    whole = joined([drops, keeps])
+    for found in (whole, _view_of(_view_message(whole)), joined([whole.rows([0, 1]), whole.rows([2, 3, 4])])):
+        assert [seen(found, row) for row in range(5)] == [one, one, other, other, other]
+    assert [seen(whole.rows([4, 0]), row) for row in range(2)] == [other, one]
+    assert whole.rows([2, 3]).drops_by_centre is False and whole.rows([0]).drops_by_centre is True
+    assert joined([drops, drops]).drops_by_centre is True and joined([keeps, keeps]).drops_by_centre is False
+    whole.put(0, keeps.row(0))
+    assert [seen(whole, row) for row in range(3)] == [other, one, other]
+    assert seen(arrived(joined([drops, keeps]), np.array([True, False, False, False, False])), 1) == one
+
+
+def test_rows_of_a_mixture_have_the_objects_of_their_source_on_any_number_of_ranks(tmp_path):
+    draw, members = np.random.default_rng(0), []
+    for number in range(24):
+        low = draw.integers(0, 60, (4, 2))
+        high = low + draw.integers(8, 30, (4, 2))
+        objects = [
+            {"bbox": [*one.tolist(), *(two - one).tolist()], "category_id": 1}
+            for one, two in zip(low, high, strict=True)
+        ]
+        members += [
+            *sample(number, jpeg("420", 96, 96)),
+            (f"k{number:04d}.json", json.dumps(objects).encode()),
+        ]
+    shards = str(write_tar(tmp_path / "train-0.tar", members))
+    splits = {
+        name: Split(shards, crop, flip=0.5, targets=Boxes("json", labels=None))
+        for name, crop in (("iou", RandomIoUCrop(48)), ("plain", RandomResizedCrop(48)))
+    }
+    found = {}
+    for world in (1, 3, 6):
+        found[world] = {}
+        for rank in range(world):
+            config = LoaderConfig(global_batch_size=6, workers=0)
+            loader = MixtureLoader(
+                Mixture(splits, weights={"iou": 0.5, "plain": 0.5}), rank=rank, world=world, config=config
+            )
+            for step, (images, targets, sources) in enumerate(loader):
+                for image, target, source in zip(images, targets, sources.tolist(), strict=True):
+                    key = (step, source, image.numpy().tobytes())
+                    found[world][key] = target["boxes"].tolist()
+    assert found[1] == found[3] == found[6] and len(found[1]) > 30

@@ -22,6 +22,7 @@ from helpers.small_tars import sample, write_tar
 from helpers.training import Net, trainer
 from tarpeg import (
     Blocks,
+    Boxes,
     CenterCrop,
     DecodeError,
     RandomResizedCrop,
@@ -262,9 +263,37 @@ def test_a_server_that_stops_answering_curl_is_an_error_in_time(server, monkeypa
     assert "s-stall.tar, since" in caplog.text
 
 
+@pytest.mark.parametrize("targets", [False, True])
+def test_a_second_loader_of_a_glob_gets_its_answer_after_workers_were_forked(folder, targets):
+    """The connection is kept by the server: workers must not close it for this process."""
+    pytest.importorskip("aiohttp")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_):
+            pass
+
+    options = {"targets": Boxes("json:objects")} if targets else {}
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))
+    ) as served:
+        served.daemon_threads, served.block_on_close = True, False
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{served.server_address[1]}/s-[0-2].tar"
+        started = time.monotonic()
+        for _ in range(3):
+            split = Split(url, CenterCrop(16), target=None, streaming=True, **options)
+            made = contextlib.closing(loaders.load(None, split=split, workers=1, max_bad=1.0))
+            with made as loader, contextlib.suppress(DecodeError):  # they have no targets
+                next(iter(loader))
+        assert time.monotonic() - started < 30
+        served.shutdown()
+
+
 def test_a_server_that_stays_busy_is_named_with_its_answer(server, monkeypatch):
     monkeypatch.setattr(urls, "_SECONDS", 0.3)
-    what = r"s-busy\.tar cannot be read as a stream: no answer for 0\.3 s; another request: 503 Service Unav"
+    what = r"s-busy\.tar cannot be read as a stream: no data, but the answer 503 Service Unavailable\."
     with pytest.raises(ShardError, match=what):  # curl repeats its request in silence
         taken(load(server + "/s-busy.tar"))
 

@@ -189,6 +189,22 @@ def test_rows_of_other_folders_are_taken_with_a_warning_and_never_for_one_of_two
         labels(folder, table, subset=[0, 1, 3])
 
 
+def test_what_python_alone_reads_as_a_number_is_a_name(tmp_path, folder):
+    for cells in (("0_2", "15_20", "4_6"), ("\u0661", "\u0663", "\u0662"), ("1_000", "x", "2_0")):
+        table = csv(
+            tmp_path,
+            "file,y\n"
+            + "".join(f"{name},{cell}\n" for name, cell in zip(("a", "b", "sub/c.d"), cells, strict=True)),
+        )
+        places = [sorted(cells).index(cell) for cell in cells]
+        found = labels(folder, table)
+        assert found.tolist() == places and found.dtype == torch.int64
+    with pytest.raises(ShardError, match=r'is "1_2", and others are numbers'):
+        labels(folder, csv(tmp_path, "file,y\na,1_2\nb,12\nsub/c.d,3\n"))
+    with pytest.raises(ShardError, match=r'"1_2", not a finite number'):
+        labels(folder, csv(tmp_path, "file,y\na,1_2\nb,12\nsub/c.d,3\n"), target=Label("y", kind="number"))
+
+
 @pytest.mark.parametrize("cell", ["nan", "NA", "inf", '"1,5"', "2024-01-01", "?"])
 def test_a_text_among_numbers_is_no_class_unless_it_is_asked_for(tmp_path, folder, cell):
     table = csv(tmp_path, f"file,y\na,1\nb,{cell}\nsub/c.d,2\n")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sampling.geometry import Bool, View
+from ..sampling.geometry import Bool, View, drops_of
 from ..shards.source import Source
 from ..targets.boxes import Boxes, Objects
 from ..targets.keypoints import Keypoints, Points
@@ -100,10 +100,8 @@ def arrived(view: View, rows: Bool) -> View:
     whole = np.array([0, 0, *view.size], np.int32)
     boxes = np.where(rows[:, None], whole, view.boxes)
     places = None if view.places is None else np.where(rows[:, None], whole, view.places)
-    drops_by_centre = view.drops_by_centre and not rows.any()
-    return replace(
-        view, boxes=boxes, places=places, flips=view.flips & ~rows, drops_by_centre=drops_by_centre
-    )
+    drops = drops_of(view.all_drops & ~rows)
+    return replace(view, boxes=boxes, places=places, flips=view.flips & ~rows, drops_by_centre=drops)
 
 
 def check_carried(name: str, pipeline: Pipeline, targets: Targets) -> None:

@@ -39,6 +39,7 @@ _MOST_PIXELS, _MOST_BYTES = 4, 1 << 18
 _SPREAD = 1.5
 # Samples that are looked at when a loader is made, until one has tiles.
 _MOST_TRIED = 20
+_TILES = "tarpeg.build_cache makes tiles of JPEGs, and of other formats by a codec with quality=95"
 
 
 def gathering(fetcher: Any, config: LoaderConfig) -> Any:
@@ -217,7 +218,7 @@ class GatheringFetcher(Fetcher):
 
     def _note(self, id: int, *, is_left_out: bool) -> str:
         """Return the warning about a sample that a worker decodes; for want of room if ``is_left_out``."""
-        reason, advice = "it has no tiles that can be gathered", "tarpeg.build_cache makes tiles"
+        reason, advice = "it has no tiles that can be gathered", _TILES
         if is_left_out:
             reason = "its tiles have no room in the memory of the batch"
             advice = "A cache with shorter= has smaller images"

@@ -81,7 +81,7 @@ class ViewMessage(TypedDict):
     size: tuple[int, int]
     affine: bytes | None
     places: bytes | None
-    drops_by_centre: bool
+    drops_by_centre: bool | bytes
     parts: tuple[bytes, bytes] | None
     is_pasted: bool
     steps: tuple[bytes, bytes] | None
@@ -182,7 +182,7 @@ def _numbers(content: bytes) -> Int64:
 
 def _view_message(view: View) -> ViewMessage:
     affine, places, parts = view.affine, view.places, (view.batch_rows, view.samples)
-    steps = view.steps
+    steps, drops = view.steps, view.drops_by_centre
     return {
         "sizes": view.sizes.tobytes(),
         "boxes": view.boxes.tobytes(),
@@ -190,7 +190,7 @@ def _view_message(view: View) -> ViewMessage:
         "size": view.size,
         "affine": None if affine is None else affine.tobytes(),
         "places": None if places is None else places.tobytes(),
-        "drops_by_centre": view.drops_by_centre,
+        "drops_by_centre": drops if isinstance(drops, bool) else drops.tobytes(),
         "parts": None if parts[0] is None or parts[1] is None else (parts[0].tobytes(), parts[1].tobytes()),
         "is_pasted": view.is_pasted,
         "steps": None if steps is None else (steps.matrices.tobytes(), steps.is_nearest.tobytes()),
@@ -200,7 +200,7 @@ def _view_message(view: View) -> ViewMessage:
 def _view_of(message: ViewMessage) -> View:
     affine, places, parts = message["affine"], message["places"], message["parts"]
     flips = np.frombuffer(bytearray(message["flips"]), np.bool_)
-    steps = message["steps"]
+    steps, drops = message["steps"], message["drops_by_centre"]
     return View(
         sizes=np.frombuffer(bytearray(message["sizes"]), np.int32).reshape(-1, 2),
         boxes=np.frombuffer(bytearray(message["boxes"]), np.int32).reshape(-1, 4),
@@ -208,7 +208,7 @@ def _view_of(message: ViewMessage) -> View:
         size=message["size"],
         affine=None if affine is None else np.frombuffer(bytearray(affine)).reshape(-1, 2, 3),
         places=None if places is None else np.frombuffer(bytearray(places), np.int32).reshape(-1, 4),
-        drops_by_centre=message["drops_by_centre"],
+        drops_by_centre=drops if isinstance(drops, bool) else np.frombuffer(bytearray(drops), np.bool_),
         batch_rows=None if parts is None else np.frombuffer(bytearray(parts[0]), np.int64),
         samples=None if parts is None else np.frombuffer(bytearray(parts[1]), np.int64),
         is_pasted=message["is_pasted"],

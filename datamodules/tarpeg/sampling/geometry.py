@@ -41,6 +41,7 @@ class View:
             rest is padding. None: all of it. Of ``Patches``: (0, 0, height, width) of the image before it is
             cut into patches, and ``size`` is that of one column of all patches.
         drops_by_centre: Boxes whose centre is not inside of the crop are not visible: of ``RandomIoUCrop``.
+            bool [B] in a mixture with other crops.
         batch_rows: int64 [n], of ``Mosaic`` and ``CopyPaste``, whose images are made of parts of several
             sources: all arrays have a row per part, n in all, and this is the row of the batch that it
             belongs to. The first part of each row is of the sample itself. Of ``Split(image="*.jpg")`` the
@@ -65,7 +66,7 @@ class View:
     size: tuple[int, int]
     affine: Float64 | None = None
     places: Int32 | None = None
-    drops_by_centre: bool = False
+    drops_by_centre: bool | Bool = False
     batch_rows: Int64 | None = None
     samples: Int64 | None = None
     is_pasted: bool = False
@@ -81,7 +82,7 @@ class View:
 
     def rows(self, rows: npt.ArrayLike) -> View:
         """Return the view of some rows of the batch, by number or by a mask."""
-        chosen, batch_rows = np.asarray(rows), None
+        chosen, batch_rows, drops = np.asarray(rows), None, self.drops_by_centre
         if self.batch_rows is not None:
             wanted = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
             found = [np.flatnonzero(self.batch_rows == row) for row in wanted.tolist()]
@@ -95,7 +96,7 @@ class View:
             size=self.size,
             affine=None if self.affine is None else self.affine[chosen],
             places=None if self.places is None else self.places[chosen],
-            drops_by_centre=self.drops_by_centre,
+            drops_by_centre=drops if isinstance(drops, bool) else drops_of(drops[chosen]),
             batch_rows=batch_rows,
             samples=None if self.samples is None else self.samples[chosen],
             is_pasted=self.is_pasted,
@@ -114,6 +115,9 @@ class View:
             return
         rows = slice(row, row + 1) if isinstance(row, int) else row
         self.sizes[rows], self.boxes[rows], self.flips[rows] = other.sizes, other.boxes, other.flips
+        drops = self.all_drops
+        drops[rows] = other.all_drops
+        object.__setattr__(self, "drops_by_centre", drops_of(drops))
         if self.places is None and other.places is not None:
             object.__setattr__(self, "places", self.all_places)
         if self.places is not None:
@@ -136,6 +140,8 @@ class View:
         assert self.batch_rows is not None
         before, after = (np.flatnonzero(each) for each in (self.batch_rows < row, self.batch_rows > row))
         self._put_steps(before, other, after)
+        drops = drops_of(np.concatenate([self.all_drops[before], other.all_drops, self.all_drops[after]]))
+        object.__setattr__(self, "drops_by_centre", drops)
         for name in ("sizes", "boxes", "flips", "affine", "places", "samples"):
             own = getattr(self, name)
             if own is not None:
@@ -197,6 +203,11 @@ class View:
     def is_known(self) -> Bool:
         """Which rows have a box: bool [B]."""
         return np.asarray((self.boxes[:, 2:] > 0).all(axis=1))
+
+    @property
+    def all_drops(self) -> Bool:
+        """``drops_by_centre`` of each row: bool [B], a copy."""
+        return np.array(np.broadcast_to(self.drops_by_centre, len(self)))
 
     @property
     def all_places(self) -> Int32:
@@ -362,10 +373,11 @@ class View:
             corners = self.places[places, 1::-1]
             moved[:, :2] += corners
             moved[:, 2:] += corners
-        if self.drops_by_centre:
+        if np.any(self.drops_by_centre):
             centre = (given[:, :2] + given[:, 2:]) / 2
             is_cut = (crops[:, 2:] != self.sizes[places]).any(axis=1)
             is_inside = ((origin < centre) & (centre < origin + size)).all(axis=1) | ~is_cut
+            is_inside |= ~self.all_drops[places]
             moved[~is_inside], visible[~is_inside] = 0.0, 0.0
         if self.affine is not None:
             affine = self.affine[places]
@@ -420,9 +432,14 @@ def joined(views: Sequence[View]) -> View:
         size=views[0].size,
         affine=affine,
         places=places,
-        drops_by_centre=any(view.drops_by_centre for view in views),
+        drops_by_centre=drops_of(np.concatenate([view.all_drops for view in views])),
         steps=joined_steps([view._all_steps for view in views]) if has_steps else None,
     )
+
+
+def drops_of(rows: Bool) -> bool | Bool:
+    """Return ``View.drops_by_centre`` by rows [B]."""
+    return rows if rows.any() and not rows.all() else bool(rows.any())
 
 
 def _at(matrices: Float64, points: Float64, rows: Int64) -> Float64:

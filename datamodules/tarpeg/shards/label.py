@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NoReturn, Protocol, get_args
@@ -23,6 +22,9 @@ from .source import Source, digest, missing, plain, where_of
 
 Kind = Literal["integer", "number", "class", "classes"]
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+# Not what float() reads besides: "15_20", and digits of other scripts.
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[+-]?(inf|infinity|(nan))", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _LIMIT = 1 << 63
 _LARGEST = float(np.finfo(np.float32).max)
@@ -231,9 +233,8 @@ class Form:
 
     def _finite(self, cell: Any) -> float:
         value: Any = cell
-        if self.is_text and isinstance(cell, str):
-            with suppress(ValueError):
-                value = float(cell)
+        if self.is_text and isinstance(cell, str) and _NUMBER.fullmatch(cell.strip()):
+            value = float(cell)
         if type(value) not in (int, float) or not abs(value) <= _LARGEST:
             _refuse(cell, "not a finite number of 32 bits")
         return float(value)
@@ -352,18 +353,18 @@ def _looks_like_a_number(cell: Any, is_text: bool) -> bool:
     """Whether a text has digits as numbers have: "1,5"; "10" in a DataFrame; "inf"."""
     if not isinstance(cell, str):
         return False
-    try:
-        return math.isinf(float(cell)) or not is_text
-    except ValueError:
-        return _DECIMAL_COMMA.fullmatch(cell.strip()) is not None
+    text = cell.strip()
+    if _NUMBER.fullmatch(text):
+        return math.isinf(float(text)) or not is_text
+    if found := _NOT_FINITE.fullmatch(text):
+        return not (is_text and found[2])
+    return _DECIMAL_COMMA.fullmatch(text) is not None
 
 
 def _is_number(cell: Any, is_text: bool) -> bool:
     if isinstance(cell, str):
-        try:
-            return is_text and math.isfinite(float(cell))
-        except ValueError:
-            return False
+        found = _NUMBER.fullmatch(cell.strip())
+        return is_text and found is not None and math.isfinite(float(found[0]))
     return type(cell) in (int, float)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterable
-from functools import partial
 from pathlib import Path
 
 from ..errors import ShardError, warn
@@ -15,7 +14,7 @@ from .paths import Paths, expand, identity, left_out_beside, resolved
 from .source import Source, completed, is_source
 from .stream import expand_urls
 from .unlabelled import find_images
-from .urls import HTTP, file_system, is_url, patiently, public_url, shard_errors
+from .urls import HTTP, file_system, is_url, public_url, shard_errors, waiting_for
 from .walk import left_out_line
 
 log = logging.getLogger(__name__)
@@ -112,7 +111,8 @@ def _manifest_at(folder: str) -> Manifest | None:
     try:
         with shard_errors(url):
             system, path = file_system(url)
-            text = patiently(url, partial(system.cat_file, path))
+            with waiting_for(url):
+                text = system.cat_file(path)
     except ShardError as error:  # also if there is none: then the shards are no cache
         log.debug("no manifest: %s", error)
         return None

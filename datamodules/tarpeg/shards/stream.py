@@ -244,8 +244,14 @@ class Stream:
         except failures(*_BROKEN) as error:
             raise ShardError(
                 f"shard {opener.url} cannot be read as a stream: {opener.reason(error)}. Check "
-                "the address, the network, and that it is a complete tar."
+                f"the address, the network, and that it is a complete tar.{_of_folder(opener.url)}"
             ) from error
+
+
+def _of_folder(url: str) -> str:
+    """Return the remedy for a URL that looks like that of a folder; "" for others."""
+    is_named = "." in file_name(url) or url.startswith("pipe:")
+    return "" if is_named or not is_url(url) else " The URL of a folder ends in a slash."
 
 
 class _Opener:
@@ -289,7 +295,11 @@ class _Opener:
             return requested_status(self.url)
         if HTTP.match(self.url) and isinstance(error, TimeoutError):
             # curl is silent while it repeats a request that a busy server refuses.
-            return f"{reason_of(error, self.url)}; another request: {requested_status(self.url)}"
+            silent, answer = reason_of(error, self.url), requested_status(self.url)
+            is_refused = answer[:1] in ("4", "5")
+            return (
+                f"no data, but the answer {answer}" if is_refused else f"{silent}; another request: {answer}"
+            )
         ended = f"its command ended with status {status}"
         if HTTP.match(self.url) and status in _CURL:
             ended = f"{_CURL[status]} (curl ended with status {status})"

@@ -179,10 +179,13 @@ def rows_of(table: Table, source: Source, ids: Int64, *, is_optional: bool) -> n
         rows, samples = used.ways[way[id]]
         places = [n for n, key in enumerate(rows) if key == samples[id]]
         one, other = (table.keys[places[each]] for each in (0, -1))
+        second = f"; of two images of one name shards have the second as {keys[id] + '_2'!r}" * (
+            folder is None
+        )
         raise ShardError(
             f"{where_of(source, id)}: rows {places[0] + 1} and {places[-1] + 1} of {table.name} "
             f"have this key, as {one!r} and {other!r}: leave one row per image, or give each split its own "
-            "table"
+            f"table{second}"
         )
     lost = ids[own == NONE].tolist()
     if lost and not is_optional:

@@ -28,7 +28,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -62,6 +62,28 @@ _VERSION_FIELDS = (
     *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "blob_id", "generation"),
     *("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
 )
+
+
+_loops: list[Any] = []  # of fsspec, while this process forks
+
+
+def _remember_loop() -> None:
+    asyn: Any = sys.modules.get("fsspec.asyn")
+    _loops[:] = [] if asyn is None else [asyn.loop[0]]
+
+
+def _leave_loop() -> None:
+    """Keep a forked worker from closing the connections that fsspec holds in its parent.
+
+    Their objects are destroyed in the child, too. asyncio would then remove the connections from the epoll
+    that both share, and the parent would wait for answers that have come. A closed loop removes nothing.
+    """
+    for loop in filter(None, _loops):
+        with suppress(AttributeError):  # of another kind of loop
+            loop._closed = True
+
+
+os.register_at_fork(before=_remember_loop, after_in_child=_leave_loop)
 
 
 # --- what they mean
