@@ -407,7 +407,7 @@ def _encoded_image(codec: Codec, sample: Sample, image: str) -> Encoded:
         "untiled": isinstance(found.untiled, str),
     }
     wrong = next((name for name, is_it in is_right.items() if not is_it), None)
-    if wrong is None and not found.data:
+    if wrong is None and not found.data and sample.members[image]:  # codec Original keeps an empty file
         wrong = "data"
     if wrong is not None:
         raise _codec_error(codec, sample, image, f"returned {wrong}={getattr(found, wrong)!r:.60}")
