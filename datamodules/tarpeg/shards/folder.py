@@ -16,6 +16,7 @@ from ..errors import ShardError, check_integer, similar
 from ..files import LARGEST_IMAGE, read_regular
 from .packing import Listing, Reading
 from .pillow import FILE_EXTENSIONS, MEMBER_OF
+from .tar import IGNORED
 from .walk import REMEDY, below, by_number, is_image, kind_of, left_out_line, stats_of, subdirectories, walk
 
 _SPLITS = {"train": "train", "test": "test", **dict.fromkeys(("val", "valid", "validation", "dev"), "val")}
@@ -27,7 +28,6 @@ NESTED = "images in sub-directories of a class without other images, which have 
 SHORTENED = "names that are too long for a tar: the key has their beginning, ~ and a hash"
 _DIGITS = 16
 _SHOWN = 5  # names of empty classes in a message
-_META = re.compile("__[^/]*__/")  # what webdataset ignores in a tar
 _HASHED = re.compile(rf"~[0-9a-f]{{{_DIGITS}}}(_[0-9]+)?(/|$)")
 
 
@@ -345,7 +345,7 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
 def key_of(name: str, taken: set[str]) -> str:
     """Return the key of an image by its path below the folder, and add it to those that are taken."""
     plain, copies = os.path.splitext(name)[0].replace(os.sep, "/").replace(".", "_"), 1  # noqa: PTH122
-    if _META.match(plain):
+    if IGNORED.match(f"{plain}.jpg"):
         plain = plain[1:]
     key = plain
     while (key := _fitting(key)) in taken:  # a.b.jpg and a_b.jpg, or a.jpg and a.png

@@ -22,7 +22,8 @@ LONGEST_HEADERS = (_EXTENDED + 2) * BLOCK
 """Bytes before a member's data in which is_member finds its headers."""
 _PAX_RECORD = re.compile(rb"([0-9]{1,8}) ([^=]+)=")
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
-_META = re.compile(r"__[^/]*__($|/)")
+IGNORED = re.compile(r"__[^/]*__($|/)")
+"""Names of members, and of the folders that they are in, which webdataset ignores."""
 # A damaged tar reaches the internals of tarfile, which raise more than its own exceptions.
 _BROKEN_TAR = (tarfile.TarError, ValueError, OverflowError, EOFError, IndexError, MemoryError, RecursionError)
 _COMPRESSED = "is compressed; shards are memory-mapped and must be uncompressed: run {} on it"
@@ -54,7 +55,7 @@ def grouped(members: Iterable[tuple[str, _T]], path: object) -> Iterator[tuple[s
     ignored = ""
     for name, value in members:
         match = _KEY_AND_EXTENSION.match(name)
-        if match is None or _META.match(name):
+        if match is None or IGNORED.match(name):
             ignored = ignored or _warn_of_ignored(name, path)
             continue
         key, extension = match[1], match[2].lower()
@@ -240,7 +241,7 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
         while (member := _next(tar, url)) is not None:
             if not member.isreg():
                 _check_no_link(member, url)
-            elif _META.match(member.name) is not None:
+            elif IGNORED.match(member.name) is not None:
                 ignored = ignored or _warn_of_ignored(member.name, url)
             else:
                 _check_not_sparse(member, url)
@@ -352,7 +353,7 @@ def _check_not_sparse(member: tarfile.TarInfo, path: object) -> None:
 
 def _check_no_link(member: tarfile.TarInfo, path: object) -> None:
     """Refuse a hard link that belongs to a sample: the sample would lose that member's content."""
-    if member.islnk() and _KEY_AND_EXTENSION.match(member.name) and not _META.match(member.name):
+    if member.islnk() and _KEY_AND_EXTENSION.match(member.name) and not IGNORED.match(member.name):
         raise ShardError(
             f"shard {path}: {member.name!r} is stored as a hard link to {member.linkname!r}, without content "
             "of its own, as tar does with files that share one. Write the tar with --hard-dereference."
