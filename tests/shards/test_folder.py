@@ -105,6 +105,11 @@ def test_globs_paths_and_lists(album, monkeypatch):
     assert keys("{b}.jpg") == ["{b}.jpg"], "an existing path is taken literally"
     with pytest.raises(ShardError, match=r"'a\.jpg' has images and 'x\.jpg' has shards, or does not exist"):
         find_images("{a,x}.jpg")
+    (album / "d" / "notes.txt").write_text("x")
+    what = r"matches images such as .*\.\w+ and other files such as .*/d/notes\.txt\. Give a folder"
+    for pattern in (f"{album}/**", f"{album}/d/*"):
+        with pytest.raises(ShardError, match=what):
+            find_images(pattern)
 
 
 def test_a_folder_by_a_path_with_two_dots_has_all_its_images(album):

@@ -33,7 +33,8 @@ from tarpeg.shards.urls import open_stream
         (b"\n<!DOCTYPE html><html>404</html>" * 60, "HTML"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"PK\x03\x04" + b"." * 600, "zip"),
-        (b"\xff\xd8\xff" + b"." * 2000, ""),
+        (b"\xff\xd8\xff" + b"." * 2000, "is an image, not a tar: give the folder"),
+        (b"\x89PNG" + b"." * 2000, "is an image"),
         (b"k", ""),
         (b"\0" * 10240, "has no image"),
     ],
@@ -234,7 +235,8 @@ def test_a_tail_of_zeros_as_of_a_download_that_was_not_finished_is_a_warning(who
     for zeros, is_said in ((20 << 10, False), (40 << 10, True)):
         cut = data[: end // 2] + bytes(512 + zeros)
         path.write_bytes(cut)
-        for read in (streamed, lambda _: build(path)):
+        make, load = (lambda _: build(path)), (lambda _: load_or_build(path))
+        for read in (streamed, make, load, load):  # at last of the index that was saved
             with pytest.warns(UserWarning, match=what) if is_said else contextlib.nullcontext():
                 read(cut)
 

@@ -23,7 +23,7 @@ from ..files import open_regular
 from . import saved
 from .old_index import read_old
 from .pillow import IMAGE_EXTENSIONS, first_image, image_extension, is_image_name
-from .tar import BLOCK, LONGEST_HEADERS, grouped, header_end, is_member, regular_members
+from .tar import BLOCK, LONGEST_HEADERS, grouped, header_end, is_member, regular_members, warn_of_padding
 
 _VERSION = 1  # to be raised if the same tar has another index
 _HEADERS = 10 << 10  # bytes before a member's data that are read first to check its name
@@ -176,6 +176,7 @@ def _lists_all(
     image, and would make each opening as slow as the first.
     """
     if not any(os.pread(file.fileno(), BLOCK, begin)):  # the end of the tar
+        warn_of_padding(end - begin - BLOCK, path)
         return sample == len(own)
     file.seek(begin)
     keys = [own.key(one) for one in (sample - 1, sample) if 0 <= one < len(own)]

@@ -27,12 +27,15 @@ IGNORED = re.compile(r"__[^/]*__($|/)")
 # A damaged tar reaches the internals of tarfile, which raise more than its own exceptions.
 _BROKEN_TAR = (tarfile.TarError, ValueError, OverflowError, EOFError, IndexError, MemoryError, RecursionError)
 _COMPRESSED = "is compressed; shards are memory-mapped and must be uncompressed: run {} on it"
+_IMAGE = "is an image, not a tar: give the folder of the images"
 # First bytes of common files that are not tars, and the end of the message.
 _OTHER_FORMATS = (
     (b"\x1f\x8b", _COMPRESSED.format("gunzip")),
     (b"BZh", _COMPRESSED.format("bunzip2")),
     (b"\xfd7zXZ", _COMPRESSED.format("unxz")),
     (b"\x28\xb5\x2f\xfd", _COMPRESSED.format("unzstd")),
+    (b"\xff\xd8\xff", _IMAGE),
+    (b"\x89PNG", _IMAGE),
     (b"PK\x03\x04", "is a zip file, not a tar: repack it as an uncompressed tar"),
     (b"version https://git-lfs", "is a git-lfs pointer, not the tar itself: run git lfs pull"),
     (b"<", "is not a tar but looks like HTML or XML (a failed download?): download it again"),
@@ -285,13 +288,18 @@ def _is_padding(file: Any, path: object) -> bool:
         if rest.count(0) < len(rest):
             return False
         length += len(rest)
+    warn_of_padding(length, path)
+    return True
+
+
+def warn_of_padding(length: int, path: object) -> None:
+    """Warn of many zero bytes after the end-of-archive block of a tar."""
     if length > _MOST_PADDING:
         warn(
             f"shard {path} has {length} zero bytes after its end: it may be a download that was not "
             "finished, and lack samples. Compare it with its source; a tar of large records, as of tar "
             "--blocking-factor, is in order"
         )
-    return True
 
 
 class _Bounded(tarfile.TarInfo):

@@ -179,8 +179,15 @@ def _found(text: str, left_out: Counter[str], notes: list[str]) -> tuple[Path, l
         return None
     found = [Path(name) for name in sorted(matches(text)) if not Path(name).is_dir()]
     names = [name for name in found if name.is_file()]
-    if not names or not all(is_image(name.name, FILE_EXTENSIONS) for name in names):
+    others = [name for name in names if not is_image(name.name, FILE_EXTENSIONS)]
+    if len(others) == len(names):
         return None
+    if others:
+        image = next(name for name in names if is_image(name.name, FILE_EXTENSIONS))
+        raise ShardError(
+            f"shards {text!r}: the pattern matches images such as {image} and other files such as {others[0]}. "
+            "Give a folder, for all images in it and below, or a pattern of images alone, such as '*.jpg'"
+        )
     notes += _note_of_odd(text, [str(name) for name in found if not name.is_file()])
     root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
     return root, [str(name.absolute()) for name in names]
