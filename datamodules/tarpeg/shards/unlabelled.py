@@ -185,8 +185,9 @@ def _found(text: str, left_out: Counter[str], notes: list[str]) -> tuple[Path, l
     if others:
         image = next(name for name in names if is_image(name.name, FILE_EXTENSIONS))
         raise ShardError(
-            f"shards {text!r}: the pattern matches images such as {image} and other files such as {others[0]}. "
-            "Give a folder, for all images in it and below, or a pattern of images alone, such as '*.jpg'"
+            f"shards {text!r}: the pattern matches images such as {image} and other files such as "
+            f"{others[0]}. Give a folder, for all images in it and below, or a pattern of images alone, such "
+            "as '*.jpg'"
         )
     notes += _note_of_odd(text, [str(name) for name in found if not name.is_file()])
     root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
