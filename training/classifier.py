@@ -66,9 +66,12 @@ class Classifier(lightning.LightningModule):
             max(classes, 2), average="micro", ignore_index=_MISSING
         )
         self.loss = torchmetrics.MeanMetric()
+        self.accuracies = nn.ModuleList()  # of each of several validation sets
 
     def setup(self, stage: str) -> None:
         """Choose loss and metric for the labels. ConfigError if the network has another number of outputs."""
+        if stage in ("fit", "validate"):
+            self.accuracies = nn.ModuleList(self.accuracy.clone() for _ in self._sets)
         if self.task is None and stage != "predict":
             self.task = task_of(self._data, self._given)
         task = self.task
@@ -134,23 +137,27 @@ class Classifier(lightning.LightningModule):
         scores = self(images)
         if self.task is not None:
             self.task.update(scores, labels)
-            self.loss.update(self.task.loss(scores, labels), len(labels))
-            return
-        self.accuracy.update(scores, labels)
-        self.loss.update(nn.functional.cross_entropy(scores, labels, ignore_index=_MISSING), len(labels))
-        sets = [name for name in self._data.splits if name.startswith("val/")]
-        if sets:  # such as val/clean/accuracy
-            right = (scores.argmax(1) == labels).float().mean()
-            name = f"{sets[dataloader_idx]}/accuracy"
-            self.log(name, right, batch_size=len(labels), add_dataloader_idx=False, sync_dist=True)
+            loss, known = self.task.loss(scores, labels), int((~labels.isnan()).sum())
+        else:
+            self.accuracy.update(scores, labels)
+            if self.accuracies:
+                self.accuracies[dataloader_idx].update(scores, labels)
+            loss = nn.functional.cross_entropy(scores, labels, ignore_index=_MISSING)
+            known = int((labels != _MISSING).sum())
+        if known:
+            self.loss.update(loss, known)
 
     def on_validation_epoch_end(self) -> None:
-        """Log loss and accuracy over all validation sets."""
+        """Log loss and accuracy over all validation sets, and the accuracy of each of several."""
         self.log("val/loss", self.loss)
-        if self.task is None:
-            self.log("val/accuracy", self.accuracy, prog_bar=True)
-        else:
+        if self.task is not None:
             self.log(self.task.score[0], self.task.metric, prog_bar=True)
+            return
+        self.log("val/accuracy", self.accuracy, prog_bar=True)
+        # Not the values of the batches: of these Lightning divides the sum of sizes by the number of
+        # processes as an integer, with gloo.
+        for name, accuracy in zip(self._sets, self.accuracies, strict=True):
+            self.log(f"{name}/accuracy", accuracy)  # such as val/clean/accuracy
 
     def predict_step(self, batch: Any, _: int) -> list[tuple[Any, ...]]:
         """Return key, class and probability of each image; the class is a number if it has no name.
@@ -197,6 +204,10 @@ class Classifier(lightning.LightningModule):
             reason = "".join(f"{key}={value} is a word: " for key, value in words.items())
             remedy = "".join(f"; give a number: model.optimizer.{key}=0.1" for key in words)
             raise ConfigError(f"model.optimizer: {reason}{error}{remedy}") from error
+
+    @property
+    def _sets(self) -> list[str]:
+        return [name for name in self._data.splits if name.startswith("val/")]
 
     @property
     def _may_lack_labels(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
 
 
 class Net(lightning.LightningModule):
@@ -24,6 +25,7 @@ class Net(lightning.LightningModule):
             layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
         head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes))
         self.layers = nn.Sequential(*layers, *head)
+        self.accuracy = MulticlassAccuracy(classes, average="micro")
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
         """Return the loss of images, float32 [B, 3, H, W] by now, and labels, int64 [B]."""
@@ -33,10 +35,10 @@ class Net(lightning.LightningModule):
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], _: int) -> None:
-        """Log the accuracy."""
+        """Log the accuracy: exact for any number of processes, whose batches may differ in size."""
         images, labels = batch
-        right = (self.layers(images).argmax(1) == labels).float().mean()
-        self.log("val/accuracy", right, prog_bar=True, batch_size=len(labels), sync_dist=True)
+        self.accuracy(self.layers(images), labels)
+        self.log("val/accuracy", self.accuracy, prog_bar=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return AdamW."""

@@ -385,14 +385,21 @@ def test_several_validation_sets(checkout):
     data = OmegaConf.load(checkout / "conf" / "data" / "synthetic.yaml")
     crop = {"_target_": "tarpeg.CenterCrop", "size": 32, "shorter": 36}
     val = {"_target_": "tarpeg.Split", "shards": "data/synthetic/val-*.tar", "crop": crop}
-    data.val = {"clean": {**val, "fidelity": "exact"}, "part": {**val, "subset": 0.25}}
+    data.val = {"clean": {**val, "fidelity": "exact"}, "part": {**val, "subset": 0.275}}
     OmegaConf.save(data, checkout / "conf" / "data" / "two.yaml")
     settings = [setting for setting in TINY if not setting.startswith("data.val.")]
     done = good(checkout, "data=two", *settings, "hydra.run.dir=outputs/two")
     with next((checkout / "outputs" / "two").glob("csv/*/metrics.csv")).open() as file:
         (row,) = (row for row in csv.DictReader(file) if row["val/accuracy"])
     whole, clean, part = (float(row[f"val/{name}accuracy"]) for name in ("", "clean/", "part/"))
-    assert whole == pytest.approx((40 * clean + 10 * part) / 50) and steps(done) == 3
+    assert whole == pytest.approx((40 * clean + 11 * part) / 51) and steps(done) == 3
+    found = []
+    for ranks in (1, 2):
+        settings = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"] if ranks > 1 else []
+        trained = "ckpt_path=outputs/two/checkpoints/last.ckpt"
+        again = good(checkout, "data=two", "validate=true", trained, *PHOTOS, "data.workers=0", *settings)
+        found.append(re.findall(r"val/(?:\w+/)?accuracy\W+([\d.]+)", again.stdout))
+    assert found[0] == found[1] and len(found[0]) == 3, "the sizes of batches differ between the ranks"
 
 
 @pytest.mark.slow

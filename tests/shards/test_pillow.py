@@ -265,16 +265,58 @@ def test_samples_without_a_range_are_refused(mode):
         ),
         (picture("ICO"), Status.UNSUPPORTED, "it is ICO, which is not supported: convert it to JPEG or PNG"),
         (b"\0\0\0\x1cftypheic" + bytes(99), Status.UNSUPPORTED, "it is HEIC, which is not .*"),
+        (b"II*\0" + bytes(99), Status.UNSUPPORTED, "it is a TIFF of a kind that Pillow cannot read, or .*"),
         (b"\n<html>", Status.NOT_AN_IMAGE, "it looks like HTML or XML .*"),
         (b"%PDF-1.4", Status.NOT_AN_IMAGE, "it begins with b'%PDF-1.4', as no supported format does"),
     ],
-    ids=["cut png", "cut webp", "png header", "jpeg 2000", "ico", "heic", "html", "pdf"],
+    ids=["cut png", "cut webp", "png header", "jpeg 2000", "ico", "heic", "tiff", "html", "pdf"],
 )
 def test_the_reason_has_pillows_words_or_the_format(data, status, reason):
     with pytest.raises(RefusedError) as caught:
         open_rgb(data)
     assert caught.value.status == status and re.fullmatch(reason, str(caught.value)), str(caught.value)
     assert "0x" not in str(caught.value), "the same in every build"
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+KINDS = {
+    (0, 1): 1,
+    (0, 2): 2,
+    (0, 4): 4,
+    (0, 8): 8,
+    (0, 16): 16,
+    (2, 8): 24,
+    (2, 16): 48,
+    (3, 1): 1,
+    (3, 4): 4,
+}
+KINDS |= {(3, 8): 8, (4, 8): 16, (4, 16): 32, (6, 8): 32, (6, 16): 64}
+
+
+@pytest.mark.parametrize("interlaced", [0, 1])
+@pytest.mark.parametrize(("colour", "depth"), KINDS)
+def test_a_png_with_fewer_rows_than_its_header_says_is_truncated(colour, depth, interlaced):
+    for width, height in ((1, 1), (1, 9), (5, 2), (8, 8), (17, 33), (300, 500)):
+        rows = b""
+        for x, y, across, down in PASSES if interlaced else [(0, 0, 1, 1)]:
+            columns = len(range(x, width, across))
+            row = bytes(1 + (columns * KINDS[colour, depth] + 7) // 8)
+            rows += b"".join(row for _ in range(y, height, down) if columns)
+        head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced))
+        palette = chunk(b"PLTE", bytes(range(48))) if colour == 3 else b""
+        for missing in (0, 1, len(rows) // 2):
+            data = zlib.compress(rows[: len(rows) - missing])
+            parts = chunk(b"IDAT", data[:5]) + chunk(b"IDAT", data[5:])
+            content = b"\x89PNG\r\n\x1a\n" + head + palette + parts + chunk(b"IEND", b"")
+            if not missing:
+                assert open_rgb(content).size == (width, height)
+                continue
+            with pytest.raises(RefusedError, match=r"fewer rows|truncated"):  # Pillow finds a few of them
+                open_rgb(content)
 
 
 def test_avif_is_decoded_if_pillow_can_and_otherwise_refused_with_the_remedy(monkeypatch):

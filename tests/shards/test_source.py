@@ -55,12 +55,34 @@ def test_batches_are_those_of_the_shards(photos, kind, settings):
 class Viewing(Copied):
     """Returns memory in place of bytes."""
 
+    view = memoryview
+
     def members(self, ids, extension):
-        return [content and memoryview(content) for content in super().members(ids, extension)]
+        return [content and self.view(content) for content in super().members(ids, extension)]
 
 
-def test_members_may_be_memory(photos):
-    assert digest(load(Viewing(photos), members=["cls"])) == digest(load(photos, members=["cls"]))
+class Changeable(Viewing):
+    view = bytearray
+
+
+class Strided(Viewing):
+    """Memory with gaps."""
+
+    def view(self, content):
+        return memoryview(bytes(byte for each in content for byte in (each, 0)))[::2]
+
+
+class Wide(Viewing):
+    """Memory whose items have several bytes."""
+
+    def view(self, content):
+        return memoryview(content).cast("H") if len(content) % 2 == 0 else content
+
+
+@pytest.mark.parametrize("kind", [Viewing, Changeable, Strided, Wide])
+def test_members_may_be_memory(photos, kind):
+    options = {"members": ["cls", "jpg"], "workers": 1}
+    assert digest(load(kind(photos), **options)) == digest(load(photos, **options))
 
 
 class Sorting(Copied):

@@ -96,6 +96,22 @@ def test_tables(tmp_path, folder, text, target, dtype, expected):
     assert found.nan_to_num(-9).tolist() == torch.tensor(expected, dtype=dtype).nan_to_num(-9).tolist()
 
 
+@pytest.mark.parametrize("cells", [["0.5 1.5", "3 4", "5 6"], ["0 1", "1 0", "1 1"], ["cat", "cat dog", "7"]])
+@pytest.mark.parametrize("kind", [None, "number", "classes"])
+def test_texts_with_separators_are_the_same_in_a_csv_and_in_a_frame(tmp_path, folder, cells, kind):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"file": ["a", "b", "sub/c.d"], "y": cells})
+    table, label = tmp_path / "labels.csv", Label("y", kind, separator=" ")
+    frame.to_csv(table, index=False)
+    found = []
+    for given in (table, frame):
+        try:
+            found.append(labels(folder, given, label).tolist())
+        except ShardError as error:
+            found.append(str(error).partition("'y' is ")[2])
+    assert found[0] == found[1] and found[0]
+
+
 def test_a_table_of_shards_with_workers_a_subset_and_a_stream(tmp_path, photos):
     rows = [f"photos/{key}.jpg,{number / 2}" for number, key in reversed([*enumerate(ALL)])]
     table = csv(tmp_path, "\n".join(["file,y", *rows]))

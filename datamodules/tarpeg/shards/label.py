@@ -151,7 +151,8 @@ class Form:
         kind: Of the labels.
         width: Numbers in a cell; None for one that is no list.
         numbers: Labels by name of the class.
-        is_text: Whether cells are texts, such as those of a CSV file, of which "7" is a number.
+        is_text: Whether cells are texts, such as those of a CSV file or with separators, of which "7" is a
+            number.
     """
 
     label: Label
@@ -294,6 +295,7 @@ def form_of(label: Label, columns: Sequence[Iterable[Any]], *, is_text: bool) ->
 
     Raises ValueError with what is wrong, as the end of a sentence, if the cells do not determine it.
     """
+    is_text = is_text or label.separator is not None
     cells = [parts_of(cell, label.separator) for column in columns for cell in column if not is_missing(cell)]
     if label.kind is None and not cells:
         raise ValueError("is missing: give kind= to tarpeg.Label")
@@ -444,7 +446,7 @@ def labels_in_members(source: Source, first: int, label: Label, *, is_given: boo
 
 def given_labels(label: Label) -> MemberLabels:
     """Return the labels of a stream, whose form is that of their arguments."""
-    is_text = not all(":" in place for place in label.places)
+    is_text = label.separator is not None or not all(":" in place for place in label.places)
     return MemberLabels(Form(label, label.kind or "integer", None, label.numbers, is_text))
 
 

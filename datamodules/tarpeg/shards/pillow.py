@@ -60,6 +60,9 @@ _SIGNED = (
 # Tags of TIFF: bits per sample; 1: without compression; 0: 0 is white; 2: the lowest bit is first; 2: a plane
 # per channel; 2: signed, 3: floating-point.
 _BITS, _COMPRESSION, _WHITE, _FILL_ORDER, _PLANES, _SAMPLE_FORMAT = 258, 259, 262, 266, 284, 339
+# The passes of an interlaced PNG: its first column and row, and the steps to the next.
+_PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+_PIECE = 1 << 20  # bytes of rows
 MAX_PIXELS = 1 << 26
 """Default bound of the loader on images that Pillow decodes whole, with up to 22 bytes per pixel."""
 # Also a warning that the user's filters turn into an error.
@@ -170,6 +173,7 @@ def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
         _check_tiff(image)
         if image.format == "PNG":
             _check_rows(content)
+            _check_number_of_rows(image, content)
         is_wide = _is_wide(image)
         if image.mode in ("I", "F") and not is_wide:
             raise RefusedError(Status.UNSUPPORTED, _SIGNED)
@@ -201,6 +205,8 @@ def open_values(content: bytes) -> np.ndarray:
         if image.format == "PNG":
             _check_rows(content)
         largest = _largest_number(image)
+        if image.format == "PNG":
+            _check_number_of_rows(image, content)
         ImageOps.exif_transpose(image, in_place=True)
         values = np.asarray(image)
         if largest is not None:
@@ -242,15 +248,47 @@ def _check_rows(content: bytes) -> None:
 
     Of all chunks, because a damaged type hides that one has rows.
     """
+    for kind, data, checksum in _chunks(content):
+        if checksum is not None and zlib.crc32(data, zlib.crc32(kind)) != checksum:
+            raise RefusedError(Status.CORRUPT, "a PNG whose checksum differs: it is damaged")
+
+
+def _check_number_of_rows(image: Image.Image, content: bytes) -> None:
+    """Raise ``RefusedError`` for a PNG with fewer rows than its header says, which Pillow leaves at zero.
+
+    Loads the image.
+    """
+    image.load()
+    is_interlaced = bool(image.info.get("interlace"))
+    last = image.crop((0, image.height - 1, image.width, image.height))
+    if any(last.tobytes()) and not is_interlaced:
+        return  # nearly all images: to count the rows takes about half the time of decoding
+    chunks = [*_chunks(content)]
+    head = next(data for kind, data, _ in chunks if kind == b"IHDR")
+    width, height, depth, colour = struct.unpack_from(">IIBB", head)
+    bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+    left, rows = 0, zlib.decompressobj()
+    for x, y, across, down in _PASSES if is_interlaced else [(0, 0, 1, 1)]:
+        columns, lines = -(-(width - x) // across), -(-(height - y) // down)
+        left += lines * (1 + -(-columns * bits // 8)) * (columns > 0 and lines > 0)
+    for data in (data for kind, data, _ in chunks if kind == b"IDAT"):
+        rest: bytes | memoryview = data
+        while len(rest) and left > 0 and not rows.eof:
+            left -= len(rows.decompress(rest, _PIECE))
+            rest = rows.unconsumed_tail
+    if left > len(rows.flush()):
+        raise RefusedError(Status.TRUNCATED, "a PNG with fewer rows than its header says")
+
+
+def _chunks(content: bytes) -> Iterator[tuple[bytes, memoryview, int | None]]:
+    """Yield the chunks of a PNG: type, data and checksum, which is None if the file ends before it."""
     at, view = 8, memoryview(content)
     while at + 12 <= len(content):
         (length,) = struct.unpack_from(">I", content, at)
-        end = at + 8 + length
-        if end + 4 <= len(content):
-            (checksum,) = struct.unpack_from(">I", content, end)
-            if zlib.crc32(view[at + 4 : end]) != checksum:
-                raise RefusedError(Status.CORRUPT, "a PNG whose checksum differs: it is damaged")
-        if content[at + 4 : at + 8] == b"IEND":
+        kind, end = content[at + 4 : at + 8], at + 8 + length
+        is_whole = end + 4 <= len(content)
+        yield kind, view[at + 8 : end], struct.unpack_from(">I", content, end)[0] if is_whole else None
+        if kind == b"IEND":
             return
         at = end + 4
 
@@ -288,6 +326,11 @@ def _unidentified(content: bytes) -> tuple[Status, str]:
         return Status.NOT_AN_IMAGE, "it looks like HTML or XML (a failed download?)"
     if name is None:
         return Status.NOT_AN_IMAGE, f"it begins with {content[:12]!r}, as no supported format does"
+    if name == "TIFF":  # of so many kinds that another one is as likely as damage
+        return (
+            Status.UNSUPPORTED,
+            "it is a TIFF of a kind that Pillow cannot read, or damaged: convert it to PNG",
+        )
     if name in PILLOW_FORMATS:
         return Status.CORRUPT, f"its {name} header is damaged"
     if name in _ALL_FORMATS:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ShardError
-from .pillow import IMAGE_EXTENSIONS, header_sizes, image_extension, is_image_name
+from .pillow import IMAGE_EXTENSIONS, header_sizes, image_extension
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -250,9 +250,7 @@ class Completed(Source):
         found = self._inner.members(ids, extension)
         kinds = (bytes, bytearray, memoryview, type(None))
         values = self._listed(f"members(ids, {extension!r})", ids, found, kinds, "bytes or None")
-        if is_image_name(plain(extension)):
-            return values  # which are copied later
-        return [bytes(value) if isinstance(value, memoryview) else value for value in values]
+        return [bytes(value) if isinstance(value, (bytearray, memoryview)) else value for value in values]
 
     def images(self, ids: npt.ArrayLike) -> list[Tensor]:  # noqa: D102
         import torch
