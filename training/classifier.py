@@ -66,7 +66,7 @@ class Classifier(lightning.LightningModule):
             max(classes, 2), average="micro", ignore_index=_MISSING
         )
         self.loss = torchmetrics.MeanMetric()
-        self.accuracies = nn.ModuleList()  # of each of several validation sets
+        self.accuracies: Any = nn.ModuleList()  # of each of several validation sets
 
     def setup(self, stage: str) -> None:
         """Choose loss and metric for the labels. ConfigError if the network has another number of outputs."""

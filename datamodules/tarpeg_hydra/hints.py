@@ -53,12 +53,17 @@ def check_arguments(program: str, arguments: Sequence[str]) -> None:
             )
         before = pattern
         try:
-            OverridesParser.create().parse_override(argument)
+            override = OverridesParser.create().parse_override(argument)
         except HydraException:
             raise SystemExit(
                 f"{program}: {argument} cannot be read: a value with special characters needs Hydra's quotes "
                 f"within the shell's: {quoted(key, value)}"
             ) from None
+        if override.is_sweep_override() and not {"-m", "--multirun"} & {*arguments}:
+            raise SystemExit(
+                f"{program}: {argument} has several values: -m runs {program} with each. If it is one "
+                f"value, it needs Hydra's quotes within the shell's: {quoted(key, value)}"
+            )
 
 
 def check_settings(program: str, arguments: Sequence[str]) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import InstantiationException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, InstantiationException
 from omegaconf.errors import MissingMandatoryValue
 from tarpeg.errors import BuildError, DecodeError, ResumeError, ShardError
 from tarpeg.remedies import Call, Part, Setting, parts_of
@@ -115,8 +116,19 @@ def _overrides(key: str, value: Any) -> list[str]:
 
 def quoted(key: str, value: str | list[str]) -> str:
     """Quote an override for the shell and for Hydra."""
-    if isinstance(value, str) and re.fullmatch(r"[\w./:@%+-]+", value):
+    if isinstance(value, str) and re.fullmatch(r"[\w./:@%+-]+", value) and _is_text(f"{key}={value}", value):
         return f"{key}={value}"
     parts = [value] if isinstance(value, str) else value
-    quoted = ",".join('"' + part.replace('"', '\\"') + '"' for part in parts)
+    # Backslashes are doubled before a quote alone.
+    parts = [re.sub(r'(\\+)("|\Z)', r"\1\1\2", part).replace('"', '\\"') for part in parts]
+    quoted = ",".join(f'"{part}"' for part in parts)
     return shlex.quote(f"{key}={quoted}" if isinstance(value, str) else f"{key}=[{quoted}]")
+
+
+def _is_text(override: str, value: str) -> bool:
+    """Whether Hydra reads an override as that text: others are numbers or null, or an error."""
+    try:
+        found: bool = OverridesParser.create().parse_override(override).value() == value
+    except HydraException:  # such as letters above ASCII
+        return False
+    return found

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import re
+import time
 import types
 import warnings
 
@@ -16,7 +17,7 @@ from helpers import training
 from helpers.checkouts import ROOT
 from helpers.loaders import ALL
 from helpers.scripts import run_processes, run_two_ranks
-from tarpeg import CenterCrop, Loader, ShardDataModule, ShardError, Split
+from tarpeg import CenterCrop, Loader, ShardDataModule, ShardError, Split, errors
 from tarpeg.loader import ranks
 from tarpeg.loader.ranks import DataRank, data_rank, rank_of_strategy
 from torch.distributed import distributed_c10d
@@ -301,6 +302,20 @@ def test_another_collective_on_another_process_is_an_error_with_the_remedy(on, m
         )
         with pytest.raises(ShardError, match=r"process 1 .* train split"):
             on(0, DataRank(0, 2).compare, "train", {})
+
+
+def test_a_process_that_waits_for_others_says_so_and_the_timeout_is_an_error(on, monkeypatch, caplog):
+    def gather(found, mine):
+        time.sleep(0.3)
+        raise RuntimeError("Timed out waiting 300ms for send operation to complete")
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setattr(errors, "SAY_EVERY", 0.1)
+    with pytest.raises(
+        ShardError, match=r"not all 2 .* train split \(Timed out .*rank=0 and"
+    ):
+        on(0, DataRank(0, 2).compare, "train", {})
+    assert "waiting for all 2 processes to make the loader of the train split, since" in caplog.text
 
 
 # The mesh is (data-parallel, tensor-parallel).

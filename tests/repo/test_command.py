@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 from helpers.scripts import run_script, run_tool
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given, strategies as st
 from tarpeg_hydra import command
 from tarpeg_hydra.hints import check_arguments, check_settings
+from tarpeg_hydra.overrides import quoted
 
 CODECS = ", ".join(sorted(path.stem for path in Path(__file__).parents[2].glob("conf/codec/*.yaml")))
 OWN = "for shards of your own: data=shards data.train.shards="
@@ -40,6 +43,8 @@ def test_unquoted_braces_end_with_a_hint(arguments):
         ("source=/data/a (1)/x.tar", "'source=\"/data/a (1)/x.tar\"'"),
         ("dest=it's", """'dest="it'"'"'s"'"""),
         ("data.train.shards=a:b,c d=e", "'data.train.shards=\"a:b,c d=e\"'"),
+        ("source=/home/jürgen/日本", "'source=\"/home/jürgen/日本\"'"),
+        ("source=C:\\a (1)\\", "'source=\"C:\\a (1)\\\\\"'"),
     ],
 )
 def test_what_hydra_cannot_read_is_shown_with_quotes(argument, quoted):
@@ -49,6 +54,20 @@ def test_what_hydra_cannot_read_is_shown_with_quotes(argument, quoted):
     assert text.startswith(f"train: {argument} cannot be read: ") and text.endswith(quoted)
     (unquoted,) = shlex.split(quoted)
     check_arguments("train", [unquoted])
+
+
+def test_several_values_of_a_single_run_are_one_line():
+    with pytest.raises(
+        SystemExit, match=r"^plan: source=/a,b has several values: -m runs .*: 'source=\"/a,b\"'$"
+    ):
+        check_arguments("plan", ["source=/a,b"])
+
+
+@given(st.text(max_size=8) | st.sampled_from(["true", "null", "1e5", "007", "inf", "12:30:45", '\\\\"a\\']))
+@example("é")
+def test_quoted_texts_are_read_as_they_were(value):
+    (word,) = shlex.split(quoted("key", value))
+    assert OverridesParser.create().parse_override(word).value() == value
 
 
 @pytest.mark.parametrize(

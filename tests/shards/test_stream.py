@@ -255,7 +255,7 @@ def test_a_broken_shard_is_named(server, name, text, workers, shuffle):
 
 def test_a_server_that_stops_answering_curl_is_an_error_in_time(server, monkeypatch, caplog):
     monkeypatch.setattr(urls, "_SECONDS", 0.3)
-    monkeypatch.setattr(urls, "_SAY_EVERY", 0.1)
+    monkeypatch.setattr(urls, "SAY_EVERY", 0.1)
     started = time.monotonic()
     with pytest.raises(ShardError, match=r"s-stall\.tar cannot be read as a stream: no answer for 0\.3 s"):
         taken(load(server + "/s-stall.tar"))

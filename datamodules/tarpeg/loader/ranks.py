@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import ShardError, warn
+from ..errors import ShardError, waiting_for, warn
 
 # A DeviceMesh of one dimension, or a tuple of a DeviceMesh and the names of its data-parallel dimensions.
 # Any, because torch.distributed may be missing.
@@ -101,7 +101,15 @@ class DataRank:
         if processes == 1:
             return None
         found: list[Any] = [None] * processes
-        torch.distributed.all_gather_object(found, (self.rank, self.world, dict(facts), uuid.uuid4().hex))
+        own = self.rank, self.world, dict(facts), uuid.uuid4().hex
+        try:
+            with waiting_for(f"all {processes} processes to make the loader of the {name} split"):
+                torch.distributed.all_gather_object(found, own)
+        except RuntimeError as error:
+            raise ShardError(
+                f"not all {processes} processes make the loader of the {name} split ({error}): make it "
+                "on all of them, or with rank=0 and world=1 for a process that iterates alone"
+            ) from error
         for other, each in enumerate(found):
             if not isinstance(each, tuple) or len(each) != 4:
                 raise ShardError(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 
-from ..errors import ShardError, warn
+from ..errors import ShardError, waiting_for, warn
 from .classes import classes_beside
 from .manifest import FORMAT, MANIFEST, CodecEntry, Manifest, parsed, read_manifest
 from .mapped import Shards
@@ -14,7 +14,7 @@ from .paths import Paths, expand, identity, left_out_beside, resolved
 from .source import Source, completed, is_source
 from .stream import expand_urls
 from .unlabelled import find_images
-from .urls import HTTP, file_system, is_url, public_url, shard_errors, waiting_for
+from .urls import HTTP, file_system, is_url, public_url, shard_errors
 from .walk import left_out_line
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def _manifest_at(folder: str) -> Manifest | None:
     try:
         with shard_errors(url):
             system, path = file_system(url)
-            with waiting_for(url):
+            with waiting_for(public_url(url)):
                 text = system.cat_file(path)
     except ShardError as error:  # also if there is none: then the shards are no cache
         log.debug("no manifest: %s", error)

@@ -23,7 +23,6 @@ import re
 import select
 import shutil
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -33,7 +32,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from ..errors import ShardError
+from ..errors import SAY_EVERY, ShardError, waiting_for
 from ..files import open_regular
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ _URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+")
 _REMEDY = "Check address, access rights and network."
 _SECONDS = 60.0  # that a server may be silent
 _PAUSES = (1.0, 4.0, 16.0)  # before a read over http is repeated, in seconds
-_SAY_EVERY = 15.0  # seconds of waiting
 _OUTPUT_BUFFER = 1 << 16  # bytes
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # answers of http
 # pathlib joins two slashes; one letter before the colon is a drive.
@@ -244,7 +242,7 @@ class _Output(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int | None:
         waited = 0.0
-        while not self._poll.poll(1000 * (step := min(_SAY_EVERY, _SECONDS - waited))):
+        while not self._poll.poll(1000 * (step := min(SAY_EVERY, _SECONDS - waited))):
             waited += step
             if waited >= _SECONDS:
                 raise TimeoutError(f"no answer for {_SECONDS:g} s")
@@ -281,7 +279,7 @@ def open_ranges(url: str, nbytes: int, chunk: int, *, whole: bool = True) -> tup
                 f"shard {public_url(url)}: the server sends only whole files, but parts are needed to "
                 "shuffle or to change the size of shards. Build a cache without that, then another from it."
             ) from error
-    with waiting_for(url):
+    with waiting_for(public_url(url)):
         return system.open(path, "rb", block_size=0, size=nbytes), False
 
 
@@ -315,32 +313,15 @@ def patiently(url: str, read: Callable[[], _Read], *, is_repeatable: bool | None
         is_repeatable = _repeats_here(url)
     for pause in _PAUSES if is_repeatable else ():
         try:
-            with waiting_for(url):
+            with waiting_for(public_url(url)):
                 return read()
         except failures() as error:
             if not _is_transient(error):
                 raise
             log.warning("%s: %s; next try in %g s", public_url(url), reason_of(error, url), pause)
         time.sleep(pause)
-    with waiting_for(url):
+    with waiting_for(public_url(url)):
         return read()
-
-
-@contextmanager
-def waiting_for(url: str) -> Iterator[None]:
-    """Log now and then that the block still waits for a server."""
-    done, started = threading.Event(), time.monotonic()
-
-    def say() -> None:
-        while not done.wait(_SAY_EVERY):
-            log.warning("waiting for %s, since %.0f s", public_url(url), time.monotonic() - started)
-
-    thread = threading.Thread(target=say, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
 
 
 def size_and_version(info: dict[str, Any]) -> tuple[int | None, str]:
