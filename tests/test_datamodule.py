@@ -35,6 +35,8 @@ from tarpeg import (
     KeyedBatch,
     Layout,
     Loader,
+    Mixture,
+    MixtureLoader,
     ShardDataModule,
     Split,
     build_cache,
@@ -260,6 +262,12 @@ def test_shards_whose_labels_mean_other_classes_are_not_read_together(tmp_path):
     data = ShardDataModule(Split(pets, CenterCrop(16)), Split(more, CenterCrop(16)), workers=0)
     with pytest.raises(ShardError, match="label 0 is 'ant' in train and 'bee' in val"):
         data.train_dataloader()
+    sources = {name: Split(tmp_path / f"{name}.cache", CenterCrop(16)) for name in ("pets", "more")}
+    mixture = Mixture(sources, weights={"pets": 1, "more": 1})
+    with pytest.raises(
+        ShardError, match="label 0 is 'ant' in pets and 'bee' in more, which would be one class"
+    ):
+        MixtureLoader(mixture, 2, workers=0)
 
 
 def test_a_checkpoint_is_used_with_its_classes(tmp_path):

@@ -178,11 +178,13 @@ def test_what_is_not_a_loader_and_what_has_no_length(shard_of):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize("dispatch", [True, False])
-def test_accelerate_may_not_divide_the_batches_again(photos, monkeypatch, dispatch):
+def test_accelerate_may_not_divide_the_batches_again(photos, monkeypatch, dispatch, stateful):
     accelerate = pytest.importorskip("accelerate.data_loader", reason="accelerate is in the dev extra")
     cpu = torch.device("cpu")
     settings = {"device": cpu, "put_on_device": True, "dispatch_batches": dispatch}
+    settings["use_stateful_dataloader"] = stateful
     one = accelerate.prepare_data_loader(face(load(photos, keys=False)), num_processes=1, **settings)
     assert digest(one) == digest(load(photos, keys=False))
     monkeypatch.setitem(accelerate.PartialState._shared_state, "num_processes", 2)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.loaders import ALL
 from helpers.pictures import jpeg
-from helpers.small_tars import write_tar
+from helpers.small_tars import sample, write_tar
 from tarpeg import Label, Loader, ShardDataModule, ShardError, Split, Whole
 from tarpeg.errors import ResumeError
 
@@ -132,6 +132,32 @@ def test_a_table_of_shards_with_workers_a_subset_and_a_stream(tmp_path, photos):
     assert torch.cat([batch.label for batch in made]).tolist() == expected
     with pytest.raises(ShardError, match=r"'k0000'.* no row"):
         labels(photos, few, streaming=True)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("optional", [False, True])
+def test_one_row_for_samples_of_two_shards_is_an_error(tmp_path, streaming, optional):
+    for name in "ab":
+        write_tar(tmp_path / f"{name}.tar", [member for number in range(2) for member in sample(number)])
+    table = csv(tmp_path, "file,y\nk0000,1.5\nk0001,2.5\n")
+    given = Label("y", "number", optional=optional), {"streaming": True} if streaming else {}
+    what = r"/[ab]\.tar, key 'k000.': shard .*/[ab]\.tar has this key too, .* one row for both"
+    with pytest.raises(ShardError, match=what):
+        list(loader(tmp_path / "[ab].tar", table, given[0], **given[1]))
+    assert labels(tmp_path / "a.tar", table, given[0], **given[1]).sort().values.tolist() == [1.5, 2.5]
+
+
+def test_an_optional_row_that_a_stream_does_not_find_is_a_warning(tmp_path):
+    samples = [(f"cat/{key}", content) for number in range(4) for key, content in sample(number)]
+    shard, label = write_tar(tmp_path / "a.tar", samples), Label("y", "number", optional=True)
+    table = csv(tmp_path, "file,y\nk0000,0\nk0001,1\nk0002,2\nk0003,3\n")
+    assert labels(shard, table, label).tolist() == [0, 1, 2, 3], "an index finds names alone"
+    what = r"key 'cat/k000.', and the next 1: .*whole keys.* first .* is 'k0000'"
+    with pytest.warns(UserWarning, match=what) as caught:
+        split = Split(shard, Whole(16), labels=table, key="file", target=label, streaming=True)
+        made = Loader(split, 2, training=False, workers=0)
+        assert torch.cat([batch.label for batch in made]).isnan().all()
+    assert sum("whole keys" in str(each.message) for each in caught) == 1
 
 
 @pytest.mark.parametrize(

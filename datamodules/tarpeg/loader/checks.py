@@ -406,8 +406,8 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
                 if any(splits[each].labels is not None for each in (first, name)):
                     remedy = "Give the Label of all splits the same classes=[...]."
                 raise ShardError(
-                    f"label {label} is {one!r} in {first} and {other!r} in {name}, which would be "
-                    f"measured by other labels. {remedy}"
+                    f"label {label} is {one!r} in {first} and {other!r} in {name}, which would be one class "
+                    f"for the network. {remedy}"
                 )
     return known.get(first, []), len(names) == len(splits)
 

@@ -69,7 +69,7 @@ class Dataset(IterableDataset[Any]):
             raise ValueError(f"num_workers={worker.num_workers} of the DataLoader {_NO_WORKERS}")
         self.loader.ranks.check_processes()
         self._refuse_accelerate()
-        return self._batches(self.loader)
+        return self._unless_divided(self._batches(self.loader))
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled: a DataLoader would do it to start its worker processes."""
@@ -82,6 +82,10 @@ class Dataset(IterableDataset[Any]):
     def load_state_dict(self, state: State) -> None:
         """Continue at the position in ``state``."""
         self.loader.load_state_dict(state)
+
+    def _unless_divided(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._refuse_accelerate()  # again: a StatefulDataLoader is asked for its state, and begins, before
+        yield from batches
 
     def _refuse_accelerate(self) -> None:
         """Raise ValueError if Accelerate takes the batches of one rank and divides them over all of them."""

@@ -22,7 +22,7 @@ from ..shards.source import Source
 from ..targets.moved import structure_of
 from ..transforms.pixels import PixelFormat
 from .batch import AnyBatch, ExtraBatch, MixedBatch, MixedExtraBatch, MixedTargetBatch, TargetBatch
-from .checks import open_split
+from .checks import common_classes, open_split
 from .config import LoaderConfig
 from .feeds import IndexedFeed
 from .loader import Loader, data_identity, feed_and_fetcher
@@ -409,7 +409,11 @@ class MixtureLoader(Loader):
                 warn(text)
 
     def _check_alike(self) -> None:
-        """Raise ValueError for sources whose images or labels cannot be in one batch."""
+        """Raise ValueError for sources whose images or labels cannot be in one batch.
+
+        Raises ShardError if their labels mean different classes.
+        """
+        common_classes(self.mixture.sources)
         found: dict[str, dict[str, Any]] = {}
         for name, (_, fetcher) in self._sources.items():
             ids = fetcher.candidates

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import ShardError
+from ..errors import ShardError, warn
 from .index import Int64
 from .label import CellError, Form, Label, form_of
 from .source import Source, where_of
-from .table_rows import NONE, TWICE, by_key, rows_of, without_dots
+from .table_rows import NONE, TWICE, by_key, key_twice, rows_of, without_dots
 from .tables import Table
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class TableLabels:
         values: Labels by sample; by row for a stream.
         rows: For a stream, rows by key.
         found: Text of ``identity``.
+        key: The first of the table, for a message of a stream.
     """
 
     form: Form
@@ -39,12 +40,17 @@ class TableLabels:
     values: npt.NDArray[Any]
     rows: dict[str, int] | None = None
     found: str = field(default="", repr=False)
+    key: str = ""
+    _shards: dict[int, str] = field(default_factory=dict, repr=False)  # by row, of a stream
 
     def read(self, source: Source, ids: Int64) -> Tensor:
         """Return the labels of samples ids [B]; see ``Labels``."""
         if self.rows is None:
             return torch.from_numpy(self.values[ids])
         numbers = np.array([self._row_of(source, id) for id in ids.tolist()])
+        if not self._shards:
+            self._shards[NONE] = ""  # once
+            warn(f"{where_of(source, int(ids[0]))}, and the next {len(ids) - 1}: {self._no_row()}")
         found = self.values[numbers]
         found[numbers < 0] = self.form.empty
         return torch.from_numpy(found)
@@ -58,9 +64,18 @@ class TableLabels:
         (key,) = source.keys([id])
         row = self.rows.get(without_dots(key), NONE)
         if row == TWICE or (row == NONE and not self.form.label.optional):
-            many = "several rows" if row == TWICE else "no row"
-            raise ShardError(f"{where_of(source, id)}: {self.table} has {many} with this key")
+            what = f"{self.table} has several rows with this key" if row == TWICE else self._no_row()
+            raise ShardError(f"{where_of(source, id)}: {what}")
+        shard = str(source.shard(id))
+        if row != NONE and self._shards.setdefault(row, shard) != shard:
+            raise key_twice(self.table, where_of(source, id), self._shards[row])
         return row
+
+    def _no_row(self) -> str:
+        return (
+            f"{self.table} has no row with this key: a stream compares whole keys, with their folders, and "
+            f"the first of the table is {self.key!r}"
+        )
 
 
 def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None = None) -> TableLabels:
@@ -91,7 +106,7 @@ def streamed_table_labels(table: Table, label: Label) -> TableLabels:
     """Return the labels of the samples of a stream, by their keys, as ``table_labels``."""
     form, rows = _form(table, label), by_key([*map(without_dots, table.keys)])
     values = _array(table, form, np.arange(len(table.keys)))
-    return TableLabels(form, table.name, values, rows, _identity(table, form, values))
+    return TableLabels(form, table.name, values, rows, _identity(table, form, values), key=table.keys[0])
 
 
 def class_names(table: Table, label: Label) -> list[str] | None:

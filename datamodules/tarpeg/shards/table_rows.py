@@ -194,7 +194,7 @@ def rows_of(table: Table, source: Source, ids: Int64, *, is_optional: bool) -> n
             f"{', '.join(repr(keys[id]) for id in lost[:_SHOWN])}. Add them, give subset= the numbers of "
             "the others, or target=tarpeg.Label(..., optional=True) for missing labels"
         )
-    _check_shared(table, keys, found, ids, "folders" if folder is None else "folders and extensions")
+    _check_shared(table, source, keys, found, ids, "folders" if folder is None else "folders and extensions")
     if used.left_out == 2:
         _check_folders(table, keys, found, way, ids, folder)
     if folder is not None:
@@ -203,21 +203,30 @@ def rows_of(table: Table, source: Source, ids: Int64, *, is_optional: bool) -> n
 
 
 def _check_shared(
-    table: Table, keys: Sequence[str], rows: npt.NDArray[np.int64], ids: Int64, parts: str
+    table: Table, source: Source, keys: Sequence[str], rows: npt.NDArray[np.int64], ids: Int64, parts: str
 ) -> None:
-    """Raise ShardError for a row that two samples with different keys have, one of them of ids."""
+    """Raise ShardError for a row that two samples have, one of them of ids."""
     taken = Counter(rows[rows >= 0].tolist())
     if max(taken.values()) == 1:
         return
     for id, row in zip(ids.tolist(), rows[ids].tolist(), strict=True):
         if row < 0 or taken[row] == 1:
             continue
-        one, other = keys[id], next(keys[n] for n in np.flatnonzero(rows == row).tolist() if n != id)
-        if one != other:
+        other = next(n for n in np.flatnonzero(rows == row).tolist() if n != id)
+        if keys[id] != keys[other]:
             raise ShardError(
-                f"{table.name}, key {table.keys[row]!r} is that of the samples {one!r} and {other!r}: write "
-                f"keys with their {parts}"
+                f"{table.name}, key {table.keys[row]!r} is that of the samples {keys[id]!r} and "
+                f"{keys[other]!r}: write keys with their {parts}"
             )
+        raise key_twice(table.name, where_of(source, id), source.shard(other))
+
+
+def key_twice(table: str, where: str, shard: str | Path) -> ShardError:
+    """Return the error for a row that two samples of one key have."""
+    return ShardError(
+        f"{where}: shard {shard} has this key too, and {table} one row for both. Write the shards with keys "
+        "that differ; repeats= of tarpeg.Split shows samples several times"
+    )
 
 
 def _check_extensions(table: Table, keys: Sequence[str], rows: npt.NDArray[np.int64], ids: Int64) -> None:
