@@ -508,7 +508,7 @@ def test_a_row_of_an_image_in_another_folder_is_not_taken_in_silence(tmp_path):
             labels(("train/a/x", 7), ("train/a/y", 8), begin=begin)
 
 
-@pytest.mark.parametrize("cells", ["0;5", "1,5", "-inf"])
+@pytest.mark.parametrize("cells", ["0;5", "1,5", "-inf", "1 000", "0x1F", "\u0661\u0662"])
 def test_white_space_makes_no_class_and_numbers_of_another_form_are_no_names(tmp_path, folder, cells):
     if cells == "0;5":
         table = csv(tmp_path, "file;y\na;cat\nb; cat \nsub/c.d;dog\n")

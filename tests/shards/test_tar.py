@@ -229,6 +229,17 @@ def test_a_stream_is_complete_or_an_error(whole, pack):
             streamed(pack(data[:length]))
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_stream_of_several_parts_is_read_to_its_end(whole, pack):
+    data, _ = whole
+    if pack is not bytes:  # as pbzip2 and bgzip write them
+        assert streamed(pack(data[:5000]) + pack(data[5000:])) == streamed(data)
+    with pytest.raises(tarfile.ReadError, match="continues after its end-of-archive block"):
+        streamed(pack(data) + pack(data))
+    with pytest.raises(tarfile.ReadError, match=r"zstd -dc"):
+        streamed(b"\x28\xb5\x2f\xfd" + data)
+
+
 def test_a_tail_of_zeros_as_of_a_download_that_was_not_finished_is_a_warning(whole, tmp_path):
     data, end = whole
     path, what = tmp_path / "a.tar", r"has 40960 zero bytes after its end: .* download that was not finished"

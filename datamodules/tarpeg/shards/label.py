@@ -25,7 +25,8 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 # Not what float() reads besides: "15_20", and digits of other scripts.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[+-]?(inf|infinity|(nan))", re.IGNORECASE)
-_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
+_NUMBER_ELSEWHERE = re.compile(r"[+-]?\d+(\s\d+)*([.,]\d+)?|0[xX][0-9a-fA-F]+")
+"""Texts that other programs read as numbers: 1,5; 1 000; digits of other scripts."""
 _LIMIT = 1 << 63
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_INTEGER = -1  # a missing label
@@ -59,7 +60,7 @@ class Label:
             a list of names, or without ``classes``, numbers in 0..1, such as columns of 0 and 1. None: that
             of the first sample, or for a table that of the column; streams need it.
         classes: Names of the classes, whose places are their labels, or a dict from names to labels. Numbers
-            are names, too. A table has names without it: those of its column, sorted.
+            are names, too. A table has names without it: those of its columns together, sorted.
         optional: Samples may lack it, by null, an empty cell or a missing field: their labels are NaN, or -1
             for integers, and ``labels.isfinite()`` or ``labels >= 0`` is the mask. Without, this is an error.
         separator: What is between the parts of a text that is a list, such as "|" or " ".
@@ -229,7 +230,8 @@ class Form:
         if self.width is None:
             return self._finite(cell)
         if not isinstance(cell, (list, tuple)) or len(cell) != self.width:
-            _refuse(cell, f"not a list of {self.width} numbers, as that of the first sample")
+            remedy = ": for names of classes give kind='classes' and classes=" * (self.label.kind is None)
+            _refuse(cell, f"not a list of {self.width} numbers, as that of the first sample{remedy}")
         return [self._finite(each) for each in cell]
 
     def _finite(self, cell: Any) -> float:
@@ -360,7 +362,7 @@ def _looks_like_a_number(cell: Any, is_text: bool) -> bool:
         return math.isinf(float(text)) or not is_text
     if found := _NOT_FINITE.fullmatch(text):
         return not (is_text and found[2])
-    return _DECIMAL_COMMA.fullmatch(text) is not None
+    return _NUMBER_ELSEWHERE.fullmatch(text) is not None
 
 
 def _is_number(cell: Any, is_text: bool) -> bool:

@@ -6,9 +6,13 @@ sample, and the first dot of the basename separates the key from the extension.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import re
 import sys
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
@@ -27,13 +31,15 @@ IGNORED = re.compile(r"__[^/]*__($|/)")
 # A damaged tar reaches the internals of tarfile, which raise more than its own exceptions.
 _BROKEN_TAR = (tarfile.TarError, ValueError, OverflowError, EOFError, IndexError, MemoryError, RecursionError)
 _COMPRESSED = "is compressed; shards are memory-mapped and must be uncompressed: run {} on it"
+_ZSTD, _XZ, _LZMA = b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"\x5d\0\0\x80"
+_HEAD = 32  # bytes of a file that show its format
 _IMAGE = "is an image, not a tar: give the folder of the images"
 # First bytes of common files that are not tars, and the end of the message.
 _OTHER_FORMATS = (
     (b"\x1f\x8b", _COMPRESSED.format("gunzip")),
     (b"BZh", _COMPRESSED.format("bunzip2")),
-    (b"\xfd7zXZ", _COMPRESSED.format("unxz")),
-    (b"\x28\xb5\x2f\xfd", _COMPRESSED.format("unzstd")),
+    (_XZ, _COMPRESSED.format("unxz")),
+    (_ZSTD, _COMPRESSED.format("unzstd")),
     (b"\xff\xd8\xff", _IMAGE),
     (b"\x89PNG", _IMAGE),
     (b"PK\x03\x04", "is a zip file, not a tar: repack it as an uncompressed tar"),
@@ -230,13 +236,18 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
     Raises tarfile.ReadError, or the decompressor's errors, if the tar is not complete; ShardError, with the
     URL, for a hard link that would lose its content, and for members that are sparse or have more than 1 GiB.
     """
-    begun: Any = _Begun(stream)
+    begun = _Begun(stream)
+    file: Any = _decompressed(begun)
     try:
         opened = tarfile.open(  # noqa: SIM115 (closed below)
-            fileobj=begun, mode="r|*", tarinfo=_Strict, encoding="utf-8", errors="surrogateescape"
+            fileobj=file, mode="r|", tarinfo=_Strict, encoding="utf-8", errors="surrogateescape"
         )
     except tarfile.ReadError as error:  # of the first header
-        if what := _other_format(begun.head):
+        if begun.head.startswith(_ZSTD):
+            raise tarfile.ReadError(
+                "it is compressed by zstd, which Python does not read: give pipe:zstd -dc FILE"
+            ) from error
+        if file is begun and (what := _other_format(begun.head)):
             raise tarfile.ReadError(f"it {what.partition(':')[0]}") from error
         raise
     ignored = ""
@@ -265,15 +276,39 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
 
 
 class _Begun:
-    """A stream, and the first bytes that were read of it."""
+    """A stream, and the first bytes of it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self.head = stream, b""
+        while len(self.head) < _HEAD and (more := stream.read(_HEAD - len(self.head))):
+            self.head += more
+        self._left = self.head
 
     def read(self, nbytes: int) -> bytes:
-        content = self._stream.read(nbytes)
-        self.head = self.head or content[:32]
+        begin, self._left = self._left[:nbytes], self._left[nbytes:]
+        return begin or self._stream.read(nbytes)
+
+
+class _Decompressed:
+    """What decompresses a stream: all of its parts, of which tarfile would read the first alone."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, nbytes: int) -> bytes:
+        try:
+            content: bytes = self._file.read(nbytes)
+        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+            raise tarfile.ReadError(f"it is truncated or damaged: {error}") from error
         return content
+
+
+def _decompressed(begun: Any) -> Any:
+    if begun.head.startswith(b"\x1f\x8b"):
+        return _Decompressed(gzip.GzipFile(fileobj=begun))
+    if begun.head.startswith(b"BZh"):
+        return _Decompressed(bz2.BZ2File(begun))
+    return _Decompressed(lzma.LZMAFile(begun)) if begun.head.startswith((_XZ, _LZMA)) else begun
 
 
 def _other_format(head: bytes) -> str | None:
