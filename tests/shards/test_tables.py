@@ -14,7 +14,7 @@ import torch
 from helpers.loaders import ALL
 from helpers.pictures import jpeg
 from helpers.small_tars import sample, write_tar
-from tarpeg import Label, Loader, ShardDataModule, ShardError, Split, Whole
+from tarpeg import Label, Loader, ShardDataModule, ShardError, Split, Whole, build_cache
 from tarpeg.errors import ResumeError
 
 
@@ -147,6 +147,18 @@ def test_one_row_for_samples_of_two_shards_is_an_error(tmp_path, streaming, opti
     assert labels(tmp_path / "a.tar", table, given[0], **given[1]).sort().values.tolist() == [1.5, 2.5]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_by_paths_that_have_other_keys_in_a_cache(tmp_path, streaming):
+    names = [f"cat/{'w' * 120}.jpg", "__x__/b.c.jpg", "cat/a.jpg"]
+    for name in names:
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / name).write_bytes(jpeg("420", 16, 16))
+    build_cache(tmp_path / "images", tmp_path / "cache", executor=0)
+    table = csv(tmp_path, "file,y\n" + "".join(f"{name},{row}\n" for row, name in enumerate(names)))
+    found = labels(tmp_path / "cache", table, streaming=streaming)
+    assert found.sort().values.tolist() == [0, 1, 2]
+
+
 def test_an_optional_row_that_a_stream_does_not_find_is_a_warning(tmp_path):
     samples = [(f"cat/{key}", content) for number in range(4) for key, content in sample(number)]
     shard, label = write_tar(tmp_path / "a.tar", samples), Label("y", "number", optional=True)
@@ -232,7 +244,7 @@ def test_rows_of_other_folders_are_taken_with_a_warning_and_never_for_one_of_two
 
 
 def test_what_python_alone_reads_as_a_number_is_a_name(tmp_path, folder):
-    for cells in (("0_2", "15_20", "4_6"), ("\u0661", "\u0663", "\u0662"), ("1_000", "x", "2_0")):
+    for cells in (("0_2", "15_20", "4_6"), ("1_000", "x", "2_0")):
         table = csv(
             tmp_path,
             "file,y\n"

@@ -345,18 +345,21 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
 def key_of(name: str, taken: set[str]) -> str:
     """Return the key of an image by its path below the folder, and add it to those that are taken."""
     plain, copies = os.path.splitext(name)[0].replace(os.sep, "/").replace(".", "_"), 1  # noqa: PTH122
-    if IGNORED.match(f"{plain}.jpg"):
-        plain = plain[1:]
     key = plain
-    while (key := _fitting(key)) in taken:  # a.b.jpg and a_b.jpg, or a.jpg and a.png
+    while (key := fitting(key)) in taken:  # a.b.jpg and a_b.jpg, or a.jpg and a.png
         copies += 1
         key = f"{plain}_{copies}"
     taken.add(key)
     return key
 
 
-def _fitting(key: str) -> str:
-    """Return a key that fits into the header of a tar: names have at most 100 bytes, their folders 155."""
+def fitting(key: str) -> str:
+    """Return a key that fits into the header of a tar, and that webdataset does not ignore.
+
+    Names have at most 100 bytes, their folders 155.
+    """
+    if IGNORED.match(f"{key}.jpg"):
+        key = key[1:]
     folder, _, name = key.rpartition("/")
     return f"{_shortened(folder, 155)}/{_shortened(name, 100 - len('.jpeg'))}".removeprefix("/")
 

@@ -16,7 +16,7 @@ from ..errors import ShardError, warn
 from .index import Int64
 from .label import CellError, Form, Label, form_of
 from .source import Source, where_of
-from .table_rows import NONE, TWICE, by_key, key_twice, rows_of, without_dots
+from .table_rows import NONE, TWICE, by_key, key_twice, rows_of, stored
 from .tables import Table
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class TableLabels:
     def _row_of(self, source: Source, id: int) -> int:
         assert self.rows is not None
         (key,) = source.keys([id])
-        row = self.rows.get(without_dots(key), NONE)
+        row = self.rows.get(stored(key), NONE)
         if row == TWICE or (row == NONE and not self.form.label.optional):
             what = f"{self.table} has several rows with this key" if row == TWICE else self._no_row()
             raise ShardError(f"{where_of(source, id)}: {what}")
@@ -104,7 +104,7 @@ def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None =
 
 def streamed_table_labels(table: Table, label: Label) -> TableLabels:
     """Return the labels of the samples of a stream, by their keys, as ``table_labels``."""
-    form, rows = _form(table, label), by_key([*map(without_dots, table.keys)])
+    form, rows = _form(table, label), by_key([*map(stored, table.keys)])
     values = _array(table, form, np.arange(len(table.keys)))
     return TableLabels(form, table.name, values, rows, _identity(table, form, values), key=table.keys[0])
 

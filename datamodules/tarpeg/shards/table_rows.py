@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ShardError, warn
+from .folder import fitting
 from .index import Int64
 from .pillow import FILE_EXTENSIONS, MEMBER_OF
 from .source import Source, where_of
@@ -38,9 +39,14 @@ def _stem(key: str) -> str:
     return (name if dot and extension.lower() in FILE_EXTENSIONS else key).strip()
 
 
-def without_dots(key: str) -> str:
+def _without_dots(key: str) -> str:
     """Return a key without the extension of an image, and without dots, which keys of shards do not have."""
     return _stem(key).replace(".", "_")
+
+
+def stored(key: str) -> str:
+    """Return the key that ``build_cache`` and ``FolderShards`` give an image: another one for a long name."""
+    return fitting(_without_dots(key))
 
 
 def _base(key: str) -> str:
@@ -124,7 +130,7 @@ def _root(rows: Sequence[str], keys: Sequence[str]) -> str:
 
 def _ways(folder: str | None) -> list[Callable[[str], str]]:
     """Forms of a key: images of a folder may differ in extensions or dots alone, which shards do not have."""
-    return [without_dots] if folder is None else [_whole, _stem, without_dots]
+    return [stored] if folder is None else [_whole, _stem, _without_dots]
 
 
 def _folder_of(source: Source) -> str | None:
