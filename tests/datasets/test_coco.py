@@ -14,7 +14,7 @@ from helpers.pictures import saved
 from helpers.small_tars import members, tars
 from PIL import Image
 from tarpeg.datasets.writer import make_shards
-from tarpeg.errors import ShardError
+from tarpeg.errors import DecodeError, ShardError
 from torchvision import datasets
 
 TABLE = {"__background__": 0, "car": 1, "cat": 2, "brush": 3}
@@ -211,6 +211,25 @@ def test_what_is_broken_is_left_out_and_listed(tmp_path, caplog, apply, reason):
     assert report.samples == 3 - is_of_an_image
     with pytest.raises(ShardError, match=r"\b1 .*instances\.json .*broken.*max_bad"):
         pack(tmp_path, max_bad=0.0)
+
+
+@pytest.mark.parametrize("empty", [None, [], [[]]])
+def test_empty_fields_of_boxes_alone_are_missing_ones(tmp_path, empty):
+    document = coco(tmp_path, 3)
+    for each in document["annotations"]:
+        each |= dict.fromkeys(("segmentation", "keypoints", "area", "iscrowd"), empty)
+    rewrite(tmp_path, document)
+    report = pack(tmp_path, max_bad=0.0, keep_empty=False)
+    first, _ = json.loads(together(report)["000000000002.json"])["objects"]
+    assert first.keys() == {"id", "category_id", "bbox", "num_keypoints", "category"}
+    read = targets_of(tmp_path / "out", tarpeg.Boxes("json:objects"), size=(40, 80))
+    assert read["000000000002"]["area"][0] == np.prod(first["bbox"][2:])
+    for target in (
+        tarpeg.InstanceMasks("json:objects"),
+        tarpeg.Keypoints("json:objects", flip_pairs=[], count=3),
+    ):
+        with pytest.raises(DecodeError, match=f"missing or empty: .*without {type(target).__name__}"):
+            targets_of(tmp_path / "out", target)
 
 
 def test_objects_without_a_size_are_left_out_alone(tmp_path, caplog):

@@ -29,6 +29,8 @@ from .annotated import (
 
 _MOST_BYTES = 8 << 30
 _SHOWN = 40  # bytes of a damaged file that a message shows
+_MAY_LACK = ("segmentation", "keypoints", "area", "iscrowd")
+_EMPTY: tuple[Any, ...] = (None, [], [[]])  # what tools write in these fields of a box alone
 
 
 class _Image(msgspec.Struct):
@@ -59,9 +61,10 @@ class Coco:
 
     A sample has the image as it is, ``json`` and, with ``masks``, ``png``. The JSON is that of ``Scenes``:
     ``{"image_id", "file_name", "height", "width", "objects"}``. An object has all fields of the annotation,
-    without ``image_id``, and ``category``, the name of its category. ``category_id`` stays COCO's, with its
-    gaps: ``Boxes(..., labels="coco")`` makes 1 to 80 of these ids. For any categories, the names are labels
-    1 and following in the order of the ids: ``classes.json`` beside the shards is the table for
+    without ``image_id`` and without a ``segmentation``, ``keypoints``, ``area`` or ``iscrowd`` that is null
+    or [], and ``category``, the name of its category. ``category_id`` stays COCO's, with its gaps:
+    ``Boxes(..., labels="coco")`` makes 1 to 80 of these ids. For any categories, the names are labels 1 and
+    following in the order of the ids: ``classes.json`` beside the shards is the table for
     ``Boxes(..., label="category", labels=table)``.
 
     The annotation file is read once; it takes its size of memory, and about 200 bytes per object. Sizes are
@@ -231,4 +234,7 @@ class _Objects:
         if type(category) is not int or category not in self.categories:
             raise BrokenError(f"{where} has category_id {category!r}, which is not in categories")
         del found["image_id"]
+        for name in _MAY_LACK:
+            if found.get(name) in _EMPTY:
+                found.pop(name, None)
         return {**found, "category": self.categories[category]}
