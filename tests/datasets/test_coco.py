@@ -147,6 +147,18 @@ def test_images_without_objects_and_those_of_no_annotation(tmp_path, caplog):
     assert report.samples == 4 and "images without objects that are left out: 2" in caplog.text
 
 
+def test_crowds_are_left_out_if_asked(tmp_path):
+    document = coco(tmp_path)
+    crowds = sum(each["iscrowd"] for each in document["annotations"])
+    found = {}
+    for name in ("with", "without"):
+        pack(tmp_path, out=name, crowds=name == "with", max_bad=0.0)
+        read = targets_of(tmp_path / name, tarpeg.Boxes("json:objects"))
+        found[name] = [flag for target in read.values() for flag in target["iscrowd"].tolist()]
+    assert crowds and sorted(found["with"]) == [0] * (len(found["with"]) - crowds) + [1] * crowds
+    assert found["without"] == [0] * (len(found["with"]) - crowds)
+
+
 def change(number, **fields):
     """A change of an annotation, and the text of its error; None removes a field."""
 

@@ -80,6 +80,8 @@ class Coco:
         masks: Folder of PNGs with the names of the images, such as those of stuffthingmaps; None: no masks.
             Beside images that are not JPEGs their member is ``seg.png``. They are packed as they are.
         keep_empty: Keep images without objects.
+        crowds: Keep objects with ``iscrowd`` 1, which COCO's evaluation needs. False, for shards to train
+            with: leave them out, as torchvision's references do.
         seed: Seed of the order.
 
     Raises:
@@ -101,6 +103,7 @@ class Coco:
     annotations: str
     masks: str | None = None
     keep_empty: bool = True
+    crowds: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -126,7 +129,7 @@ class Coco:
         member = mask_member(each.file_name for each in file.images)
         keys, images = Keys(str(folder)), list[AnnotatedImage]()
         for each in file.images:
-            annotation = _Objects(self.annotations, each, own.get(each.id, ()), categories)
+            annotation = _Objects(self.annotations, each, own.get(each.id, ()), categories, self.crowds)
             try:
                 check_name(each.file_name)
                 mask = None if masks is None else str(masks / Path(each.file_name).with_suffix(".png"))
@@ -213,6 +216,7 @@ class _Objects:
     image: _Image
     annotations: tuple[msgspec.Raw, ...] | list[msgspec.Raw]
     categories: Mapping[int, str]
+    crowds: bool
 
     def document(self, size: tuple[int, int]) -> dict[str, Any]:
         """Return the fields of the JSON member; raises BrokenError."""
@@ -225,7 +229,7 @@ class _Objects:
             "file_name": image.file_name,
             "height": size[0],
             "width": size[1],
-            "objects": objects,
+            "objects": [each for each in objects if self.crowds or each.get("iscrowd") != 1],
         }
 
     def _object(self, found: dict[str, Any]) -> dict[str, Any]:
