@@ -22,6 +22,7 @@ from PIL import Image, ImageOps
 
 from ..errors import ShardError
 from ..files import LARGEST_IMAGE, read_regular
+from ..shards.classes import BACKGROUND
 from ..shards.folder import key_of
 from ..shards.packing import Listing, Reading
 from ..shards.pillow import BROKEN, IMAGE_EXTENSIONS, PILLOW_FORMATS
@@ -154,7 +155,7 @@ def read_file(path: str | Path) -> bytes:
 
 def names_with_background(names: Iterable[str]) -> dict[str, int]:
     """Return the labels 1, 2, ... by name, with 0 for the background."""
-    return {name: label for label, name in enumerate(("__background__", *names))}
+    return {name: label for label, name in enumerate((BACKGROUND, *names))}
 
 
 def mask_member(names: Iterable[str]) -> str:
