@@ -307,6 +307,9 @@ def test_sizes_are_those_of_upright_images(tmp_path):
     image["height"], image["width"] = image["width"], image["height"]
     rewrite(tmp_path, document)
     assert pack(tmp_path).left_out == ()
+    for orientation in (1, 3):  # the size in the file is wrong for another reason
+        path.write_bytes(saved(Image.open(path), "JPEG", orientation=orientation))
+        assert pack(tmp_path).left_out[0].endswith("but it is 64 x 48 (height x width)")
 
 
 def test_train_and_val_have_one_table_and_workers_change_no_byte(tmp_path):

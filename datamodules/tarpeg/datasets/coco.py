@@ -17,6 +17,7 @@ from .annotated import (
     AnnotatedImage,
     BrokenError,
     Keys,
+    Upright,
     check_name,
     check_size,
     count,
@@ -218,17 +219,17 @@ class _Objects:
     categories: Mapping[int, str]
     crowds: bool
 
-    def document(self, size: tuple[int, int]) -> dict[str, Any]:
+    def document(self, image: Upright) -> dict[str, Any]:
         """Return the fields of the JSON member; raises BrokenError."""
-        image = self.image
-        if image.height and image.width:
-            check_size(f"{self.file}: {image.file_name}", (image.height, image.width), size)
+        given = self.image
+        if given.height and given.width:
+            check_size(f"{self.file}: {given.file_name}", (given.height, given.width), image)
         objects = [self._object(msgspec.json.decode(raw)) for raw in self.annotations]
         return {
-            "image_id": image.id,
-            "file_name": image.file_name,
-            "height": size[0],
-            "width": size[1],
+            "image_id": given.id,
+            "file_name": given.file_name,
+            "height": image.size[0],
+            "width": image.size[1],
             "objects": [each for each in objects if self.crowds or each.get("iscrowd") != 1],
         }
 

@@ -17,6 +17,7 @@ from .annotated import (
     AnnotatedImage,
     BrokenError,
     Keys,
+    Upright,
     count,
     names_with_background,
     read_file,
@@ -213,7 +214,7 @@ class _Lines:
     task: str
     shape: tuple[int, int] | None
 
-    def document(self, size: tuple[int, int]) -> dict[str, Any]:
+    def document(self, image: Upright) -> dict[str, Any]:
         """Return the fields of the JSON member; raises BrokenError."""
         objects = []
         if self.path is not None:
@@ -223,12 +224,12 @@ class _Lines:
                 raise BrokenError(f"{self.path} is not text: {error}") from error
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    objects.append(self._object(f"{self.path}, line {number}", line.split(), size))
+                    objects.append(self._object(f"{self.path}, line {number}", line.split(), image.size))
         return {
             "image_id": self.number,
             "file_name": self.file_name,
-            "height": size[0],
-            "width": size[1],
+            "height": image.size[0],
+            "width": image.size[1],
             "objects": objects,
         }
 
