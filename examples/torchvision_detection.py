@@ -8,6 +8,8 @@ which is not part of its wheels, unchanged. The evaluation needs pycocotools. To
     tarpeg make-shards source=scenes out=scenes samples=100 prefix=val
     export REFERENCES=vision/references/detection
     python examples/torchvision_detection.py $REFERENCES 'scenes/train-*.tar' 'scenes/val-*.tar'
+
+Of COCO, pack the shards to train with by ``make-shards source=coco crowds=false``, as references/detection.
 """
 
 import os

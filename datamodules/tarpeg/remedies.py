@@ -25,8 +25,9 @@ class Setting(NamedTuple):
     """An argument and its proposed value; ``...`` without one. ``str()`` of it is Python.
 
     Attributes:
-        owner: The public class or function with this argument; "network" for the model of the user, "prepare"
-            for each class whose objects are ``prepare=`` of the data module.
+        owner: The public class or function with this argument; "network" for the model of the user,
+            "detector" for one whose label 0 is the background, "prepare" for each class whose objects are
+            ``prepare=`` of the data module.
         name: Name of the argument.
         value: Proposed value.
     """

@@ -56,6 +56,7 @@ _GROUPS = {
     "prepare": "data.prepare.",
     "Augment": "augment.",
     "network": "model.net.",
+    "detector": "model.",
 }
 _WHOLE_GROUPS = {"data.augment": "augment"}
 _NOT_IN_EVERY_FILE = {"data.allow_overlap", "data.allow_other_data", "data.train.streaming"}

@@ -334,8 +334,13 @@ def test_missing_and_wrong_labels_and_further_frames_are_counted(shard_of, cache
     with pytest.raises(ShardError, match=r"'cls' is '1\.0'.*64-bit"):
         opened(cache).labels(range(1, 6))
     assert build(shard_of(*map(sample, range(3))), cache, replace=True).findings == {}
-    (line,) = left_out_lines(build(shard_of(sample(0)[:1], sample(1)[:1]), cache))
-    assert line.startswith("no sample has a label (a member cls): train with target=")
+    path = shard_of(sample(0)[:1], sample(1)[:1])
+    (line,) = left_out_lines(build(path, cache))
+    assert line.startswith("no sample has a label (a member cls): train with target= or targets=, or predict")
+    (path.parent / "classes.json").write_text('{"__background__": 0, "cat": 1}')
+    lines = summarise_build(build(path, cache, replace=True))
+    assert "2 classes, '__background__' to 'cat': classes=2" in lines
+    assert 'no sample has a label (a member cls): train with targets=, such as Boxes("json:objects")' in lines
 
 
 @pytest.mark.parametrize("layout", [None, Layout(samples_per_shard=2)])

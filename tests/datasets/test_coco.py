@@ -14,7 +14,7 @@ from helpers.pictures import saved
 from helpers.small_tars import members, tars
 from PIL import Image
 from tarpeg.datasets.writer import make_shards
-from tarpeg.errors import ShardError
+from tarpeg.errors import DecodeError, ShardError
 from torchvision import datasets
 
 TABLE = {"__background__": 0, "car": 1, "cat": 2, "brush": 3}
@@ -147,6 +147,18 @@ def test_images_without_objects_and_those_of_no_annotation(tmp_path, caplog):
     assert report.samples == 4 and "images without objects that are left out: 2" in caplog.text
 
 
+def test_crowds_are_left_out_if_asked(tmp_path):
+    document = coco(tmp_path)
+    crowds = sum(each["iscrowd"] for each in document["annotations"])
+    found = {}
+    for name in ("with", "without"):
+        pack(tmp_path, out=name, crowds=name == "with", max_bad=0.0)
+        read = targets_of(tmp_path / name, tarpeg.Boxes("json:objects"))
+        found[name] = [flag for target in read.values() for flag in target["iscrowd"].tolist()]
+    assert crowds and sorted(found["with"]) == [0] * (len(found["with"]) - crowds) + [1] * crowds
+    assert found["without"] == [0] * (len(found["with"]) - crowds)
+
+
 def change(number, **fields):
     """A change of an annotation, and the text of its error; None removes a field."""
 
@@ -213,6 +225,25 @@ def test_what_is_broken_is_left_out_and_listed(tmp_path, caplog, apply, reason):
         pack(tmp_path, max_bad=0.0)
 
 
+@pytest.mark.parametrize("empty", [None, [], [[]]])
+def test_empty_fields_of_boxes_alone_are_missing_ones(tmp_path, empty):
+    document = coco(tmp_path, 3)
+    for each in document["annotations"]:
+        each |= dict.fromkeys(("segmentation", "keypoints", "area", "iscrowd"), empty)
+    rewrite(tmp_path, document)
+    report = pack(tmp_path, max_bad=0.0, keep_empty=False)
+    first, _ = json.loads(together(report)["000000000002.json"])["objects"]
+    assert first.keys() == {"id", "category_id", "bbox", "num_keypoints", "category"}
+    read = targets_of(tmp_path / "out", tarpeg.Boxes("json:objects"), size=(40, 80))
+    assert read["000000000002"]["area"][0] == np.prod(first["bbox"][2:])
+    for target in (
+        tarpeg.InstanceMasks("json:objects"),
+        tarpeg.Keypoints("json:objects", flip_pairs=[], count=3),
+    ):
+        with pytest.raises(DecodeError, match=f"missing or empty: .*without {type(target).__name__}"):
+            targets_of(tmp_path / "out", target)
+
+
 def test_objects_without_a_size_are_left_out_alone(tmp_path, caplog):
     document = coco(tmp_path, 3)
     document["annotations"][1]["bbox"][3] = 0.0
@@ -276,6 +307,9 @@ def test_sizes_are_those_of_upright_images(tmp_path):
     image["height"], image["width"] = image["width"], image["height"]
     rewrite(tmp_path, document)
     assert pack(tmp_path).left_out == ()
+    for orientation in (1, 3):  # the size in the file is wrong for another reason
+        path.write_bytes(saved(Image.open(path), "JPEG", orientation=orientation))
+        assert pack(tmp_path).left_out[0].endswith("but it is 64 x 48 (height x width)")
 
 
 def test_train_and_val_have_one_table_and_workers_change_no_byte(tmp_path):

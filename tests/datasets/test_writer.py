@@ -192,8 +192,8 @@ def source(*overrides):
 def test_settings_of_the_tool_are_those_of_the_source():
     coco = ["source=coco", "images=i", "annotations=a.json"]
     assert source(*coco) == tarpeg.Coco("i", "a.json")
-    given = source(*coco, "masks=m", "keep_empty=false", "seed=3")
-    assert given == tarpeg.Coco("i", "a.json", masks="m", keep_empty=False, seed=3)
+    given = source(*coco, "masks=m", "keep_empty=false", "crowds=false", "seed=3")
+    assert given == tarpeg.Coco("i", "a.json", masks="m", keep_empty=False, crowds=False, seed=3)
     voc = source("source=voc", "root=r", "split=Main/val", "classes=[a,b]", "one_based=false")
     assert voc == tarpeg.Voc("r", "Main/val", classes=["a", "b"], one_based=False)
     yolo = source("source=yolo", "root=r", "names={0: a}", "task=pose", "kpt_shape=[2,3]")

@@ -51,6 +51,14 @@ def test_polygons(tmp_path):
     assert read["0"]["masks"][0, :12, :32].all() and not read["0"]["masks"][0, 24:].any()
 
 
+def test_polygons_are_boxes_of_detection(tmp_path):
+    lines = "0 0.5 0.5 0.2 0.5\n1 0.125 0.25 0.5 0.25 0.5 0.5\n1 0 0 0.5 0 0.5 0.5 0 0.25\n"
+    found = documents(pack(tmp_path, layout(tmp_path, lines)))["0"]["objects"]
+    assert [each["bbox"] for each in found] == [[25.6, 12, 12.8, 24], [8, 12, 24, 12], [0, 0, 32, 24]]
+    assert [each["category"] for each in found] == ["cat", "dog", "dog"]
+    assert all(each.keys() == {"bbox", "category", "category_id", "iscrowd"} for each in found)
+
+
 @pytest.mark.parametrize(
     ("shape", "points", "expected"),
     [
@@ -85,10 +93,11 @@ def test_shares_are_of_the_upright_image(tmp_path):
         ("0.5 0.5 0.5 0.5 0.5", {}, r"0\.txt, line 1: class 0.5 is not in"),
         ("0 0.5 0.5 nan 0.5", {}, r"0\.txt, line 1: nan is not a share"),
         ("0 32 24 10 10", {}, r"0\.txt, line 1: 32.0 is not a share"),
-        ("0 0.5 0.5 0.5", {}, r"0\.txt, line 1 .*\b3 numbers .* 4 numbers: task= is 'detect'"),
+        ("0 0.5 0.5 0.5", {}, r"0\.txt, line 1 .*\b3 numbers .* 4 numbers or .*: task= is 'detect'"),
         ("0 0.5 0.5 0.5 x", {}, r"0\.txt, line 1: .*'x'"),
-        ("0 0 0 1 0 1 1", {}, r"0\.txt, line 1 has 6 numbers .*task= is 'detect'"),
-        ("0 0.5 0.5 0.5 0.5", {"task": "segment"}, r"0\.txt, line 1 has 4 numbers .*polygon"),
+        ("0 0 0 1 0 1", {}, r"0\.txt, line 1 has 5 numbers .*task= is 'detect'"),
+        ("0 0 0 1 0 1 1 2", {}, r"0\.txt, line 1 has 7 numbers .*task= is 'detect'"),
+        ("0 0.5 0.5 0.5 0.5", {"task": "segment"}, r"0\.txt, line 1 has 4 numbers .*polygon.*task='detect'"),
         ("0 0 0 1 0 1", {"task": "segment"}, r"0\.txt, line 1 has 5 numbers .*polygon"),
         (
             "0 .5 .5 .5 .5 .5 .5",

@@ -538,6 +538,7 @@ def test_messages_of_the_package_get_overrides():
     for owner, name, value, python, override in (
         ("prepare", "out", ..., "out", "data.prepare.out"),
         ("network", "num_classes", 3, "num_classes=3", "model.net.num_classes=3"),
+        ("detector", "classes", 3, "classes=3", "model.classes=3"),
         ("ShardDataModule", "val", None, "val=None", "data.val=null"),
         ("ShardDataModule", "augment", None, "augment=None", "~augment"),
         ("ShardDataModule", "allow_overlap", True, "allow_overlap=True", "++data.allow_overlap=true"),

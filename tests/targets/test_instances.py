@@ -110,7 +110,7 @@ def test_masks_and_boxes_of_an_object_are_dropped_together():
 
 BROKEN = {
     "text": ("abc", "neither"),
-    "none": ([], "neither"),
+    "none": ([], "is missing or empty"),
     "two points": ([[1, 2, 3, 4]], "polygon"),
     "odd": ([[1, 2, 3, 4, 5, 6, 7]], "polygon"),
     "NaN": ([[1, 2, 3, 4, 5, float("nan")]], "pixels"),

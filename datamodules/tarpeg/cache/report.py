@@ -16,6 +16,7 @@ from ..errors import DecodeError, ShardError
 from ..progress import progress
 from ..remedies import Call, Message, Setting
 from ..shards import pillow
+from ..shards.classes import BACKGROUND
 from ..shards.manifest import read_manifest
 from ..shards.mapped import Shards
 from ..shards.paths import Paths, expand
@@ -69,8 +70,10 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
         f"size: {report.source_bytes / 1e6:.1f} MB before, {report.bytes / 1e6:.1f} MB after ({share:.3f})",
     ]
     if report.classes:
-        names = f"{report.classes[0]!r} to {report.classes[-1]!r}"
         enough = Setting("network", "num_classes", len(report.classes))
+        if report.classes[0] == BACKGROUND:
+            enough = Setting("detector", "classes", len(report.classes))
+        names = f"{report.classes[0]!r} to {report.classes[-1]!r}"
         lines.append(Message(f"{len(report.classes)} classes, {names}: ", enough))
     if report.converted:
         quality = getattr(report.example and report.example.codec, "quality", None)
@@ -149,9 +152,10 @@ def left_out_lines(report: CacheReport) -> list[str]:
         )
     for kind, (count, shard, key, content) in report.findings.items():
         if kind == NO_LABEL and count == report.samples:
-            lines.append(
-                "no sample has a label (a member cls): train with target=, or predict with target=None"
-            )
+            way = "target= or targets=, or predict with target=None"
+            if report.classes and report.classes[0] == BACKGROUND:
+                way = 'targets=, such as Boxes("json:objects")'
+            lines.append(f"no sample has a label (a member cls): train with {way}")
         else:
             where = f"the first is key {key!r} of {shard}{f': {content}' if content else ''}"
             lines.append(f"{kind}: {count} of {report.samples}, {where}")

@@ -22,6 +22,7 @@ from PIL import Image, ImageOps
 
 from ..errors import ShardError
 from ..files import LARGEST_IMAGE, read_regular
+from ..shards.classes import BACKGROUND
 from ..shards.folder import key_of
 from ..shards.packing import Listing, Reading
 from ..shards.pillow import BROKEN, IMAGE_EXTENSIONS, PILLOW_FORMATS
@@ -38,15 +39,24 @@ class BrokenError(ValueError):
     """An image or its annotations are not as they must be; the message has the file, and line or field."""
 
 
+@dataclass(frozen=True)
+class Upright:
+    """An image as its EXIF orientation shows it.
+
+    Attributes:
+        size: (height, width).
+        is_turned: Whether it is stored with height and width swapped.
+    """
+
+    size: tuple[int, int]
+    is_turned: bool
+
+
 class Annotation(Protocol):
     """What belongs to one image, read when it is packed."""
 
-    def document(self, size: tuple[int, int]) -> dict[str, Any]:
-        """Return the fields of the JSON member; raises BrokenError.
-
-        Args:
-            size: (height, width) of the upright image.
-        """
+    def document(self, image: Upright) -> dict[str, Any]:
+        """Return the fields of the JSON member; raises BrokenError."""
 
 
 @dataclass(frozen=True)
@@ -78,25 +88,27 @@ class AnnotatedImage:
 
     def _read(self) -> Reading:
         data = read_file(self.path)
-        size = _upright_size(self.path, data)
+        image = _upright(self.path, data)
         members = {Path(self.path).suffix[1:].lower(): data}
         dropped: list[str] = []
         if self.annotation is not None:
-            document = self.annotation.document(size)
+            document = self.annotation.document(image)
             dropped = _drop_flat(self.path, document)
             try:
                 members["json"] = json.dumps(document, allow_nan=False).encode()
             except ValueError as error:
                 raise BrokenError(f"annotations of {self.path} have a number that is not finite") from error
-            _check(self.path, document["objects"], members["json"], size)
+            _check(self.path, document["objects"], members["json"], image.size)
             if not document["objects"] and not self.keep_empty:
                 return Reading({}, dropped=tuple(dropped))
         if self.mask is not None:
             mask = read_file(self.mask)
             members[self.mask_member] = mask
-            found = _upright_size(self.mask, mask)
-            if found != size:
-                raise BrokenError(f"{self.mask} is {_by(found)}, and its image {self.path} is {_by(size)}")
+            found = _upright(self.mask, mask).size
+            if found != image.size:
+                raise BrokenError(
+                    f"{self.mask} is {_by(found)}, and its image {self.path} is {_by(image.size)}"
+                )
         return Reading(members, dropped=tuple(dropped))
 
 
@@ -154,7 +166,7 @@ def read_file(path: str | Path) -> bytes:
 
 def names_with_background(names: Iterable[str]) -> dict[str, int]:
     """Return the labels 1, 2, ... by name, with 0 for the background."""
-    return {name: label for label, name in enumerate(("__background__", *names))}
+    return {name: label for label, name in enumerate((BACKGROUND, *names))}
 
 
 def mask_member(names: Iterable[str]) -> str:
@@ -181,33 +193,35 @@ def count(kind: str, names: Sequence[str]) -> list[str]:
     return [f"{kind}: {len(names)}, the first is {names[0]}"] if names else []
 
 
-def _upright_size(path: str, data: bytes) -> tuple[int, int]:
-    """Return (height, width) of an image as its EXIF orientation shows it, by its header."""
+def _upright(path: str, data: bytes) -> Upright:
+    """Return the size of an image by its header."""
     try:
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
             orientation = image.getexif().get(_ORIENTATION, _PLAIN)
-            if orientation != _PLAIN and image.format == "TIFF":
+            is_turned = orientation in _TURNED
+            is_tiff = orientation != _PLAIN and image.format == "TIFF"
+            if is_tiff:
                 ImageOps.exif_transpose(image, in_place=True)  # it may be upright already
-                orientation = _PLAIN
             width, height = image.size
     except BROKEN as error:
         raise BrokenError(f"{path} is not an image that can be read: {str(error)[:200]}") from error
-    return (width, height) if orientation in _TURNED else (height, width)
+    return Upright((width, height) if is_turned and not is_tiff else (height, width), is_turned)
 
 
-def check_size(path: str, found: tuple[Any, Any], size: tuple[int, int]) -> None:
+def check_size(path: str, found: tuple[Any, Any], image: Upright) -> None:
     """Raise BrokenError if annotations are of another size than their image.
 
     Args:
         path: Where the annotations are.
         found: (height, width) of them.
-        size: Of the upright image.
+        image: Their image.
     """
-    if found != size:
+    if found != image.size:
         turned = " (its EXIF orientation turns it: they are of the image as stored)"
+        is_as_stored = image.is_turned and found == image.size[::-1]
         raise BrokenError(
-            f"{path}: annotations of an image of {_by(found)}, but it is {_by(size)}"
-            f"{turned * (found == size[::-1])}"
+            f"{path}: annotations of an image of {_by(found)}, but it is {_by(image.size)}"
+            f"{turned * is_as_stored}"
         )
 
 

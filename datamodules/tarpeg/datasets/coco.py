@@ -17,6 +17,7 @@ from .annotated import (
     AnnotatedImage,
     BrokenError,
     Keys,
+    Upright,
     check_name,
     check_size,
     count,
@@ -29,6 +30,8 @@ from .annotated import (
 
 _MOST_BYTES = 8 << 30
 _SHOWN = 40  # bytes of a damaged file that a message shows
+_MAY_LACK = ("segmentation", "keypoints", "area", "iscrowd")
+_EMPTY: tuple[Any, ...] = (None, [], [[]])  # what tools write in these fields of a box alone
 
 
 class _Image(msgspec.Struct):
@@ -59,9 +62,10 @@ class Coco:
 
     A sample has the image as it is, ``json`` and, with ``masks``, ``png``. The JSON is that of ``Scenes``:
     ``{"image_id", "file_name", "height", "width", "objects"}``. An object has all fields of the annotation,
-    without ``image_id``, and ``category``, the name of its category. ``category_id`` stays COCO's, with its
-    gaps: ``Boxes(..., labels="coco")`` makes 1 to 80 of these ids. For any categories, the names are labels
-    1 and following in the order of the ids: ``classes.json`` beside the shards is the table for
+    without ``image_id`` and without a ``segmentation``, ``keypoints``, ``area`` or ``iscrowd`` that is null
+    or [], and ``category``, the name of its category. ``category_id`` stays COCO's, with its gaps:
+    ``Boxes(..., labels="coco")`` makes 1 to 80 of these ids. For any categories, the names are labels 1 and
+    following in the order of the ids: ``classes.json`` beside the shards is the table for
     ``Boxes(..., label="category", labels=table)``.
 
     The annotation file is read once; it takes its size of memory, and about 200 bytes per object. Sizes are
@@ -77,6 +81,8 @@ class Coco:
         masks: Folder of PNGs with the names of the images, such as those of stuffthingmaps; None: no masks.
             Beside images that are not JPEGs their member is ``seg.png``. They are packed as they are.
         keep_empty: Keep images without objects.
+        crowds: Keep objects with ``iscrowd`` 1, which COCO's evaluation needs. False, for shards to train
+            with: leave them out, as torchvision's references do.
         seed: Seed of the order.
 
     Raises:
@@ -98,6 +104,7 @@ class Coco:
     annotations: str
     masks: str | None = None
     keep_empty: bool = True
+    crowds: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -123,7 +130,7 @@ class Coco:
         member = mask_member(each.file_name for each in file.images)
         keys, images = Keys(str(folder)), list[AnnotatedImage]()
         for each in file.images:
-            annotation = _Objects(self.annotations, each, own.get(each.id, ()), categories)
+            annotation = _Objects(self.annotations, each, own.get(each.id, ()), categories, self.crowds)
             try:
                 check_name(each.file_name)
                 mask = None if masks is None else str(masks / Path(each.file_name).with_suffix(".png"))
@@ -210,19 +217,20 @@ class _Objects:
     image: _Image
     annotations: tuple[msgspec.Raw, ...] | list[msgspec.Raw]
     categories: Mapping[int, str]
+    crowds: bool
 
-    def document(self, size: tuple[int, int]) -> dict[str, Any]:
+    def document(self, image: Upright) -> dict[str, Any]:
         """Return the fields of the JSON member; raises BrokenError."""
-        image = self.image
-        if image.height and image.width:
-            check_size(f"{self.file}: {image.file_name}", (image.height, image.width), size)
+        given = self.image
+        if given.height and given.width:
+            check_size(f"{self.file}: {given.file_name}", (given.height, given.width), image)
         objects = [self._object(msgspec.json.decode(raw)) for raw in self.annotations]
         return {
-            "image_id": image.id,
-            "file_name": image.file_name,
-            "height": size[0],
-            "width": size[1],
-            "objects": objects,
+            "image_id": given.id,
+            "file_name": given.file_name,
+            "height": image.size[0],
+            "width": image.size[1],
+            "objects": [each for each in objects if self.crowds or each.get("iscrowd") != 1],
         }
 
     def _object(self, found: dict[str, Any]) -> dict[str, Any]:
@@ -231,4 +239,7 @@ class _Objects:
         if type(category) is not int or category not in self.categories:
             raise BrokenError(f"{where} has category_id {category!r}, which is not in categories")
         del found["image_id"]
+        for name in _MAY_LACK:
+            if found.get(name) in _EMPTY:
+                found.pop(name, None)
         return {**found, "category": self.categories[category]}

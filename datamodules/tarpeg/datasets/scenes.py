@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from ..errors import check_integer
 from ..sampling.geometry import Bool
+from ..shards.classes import BACKGROUND
 from .synthetic import Photos, draw_scene, encoded, picture_parts
 
 SHAPES = ("disc", "square", "triangle", "star", "cross", "drop")
@@ -87,7 +88,7 @@ class Scenes(Photos):
 
     def class_names(self) -> dict[str, int]:
         """Return the labels by name, with 0 for the background."""
-        return {name: label for label, name in enumerate(("__background__", *SHAPES[: self.classes]))}
+        return {name: label for label, name in enumerate((BACKGROUND, *SHAPES[: self.classes]))}
 
     def members(self, index: int, split: str) -> dict[str, bytes]:
         """Return the members of a sample by extension, the image first."""

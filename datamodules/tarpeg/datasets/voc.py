@@ -18,6 +18,7 @@ from .annotated import (
     AnnotatedImage,
     BrokenError,
     Keys,
+    Upright,
     check_size,
     count,
     folder_of,
@@ -161,19 +162,19 @@ class _Xml:
     labels: dict[str, int]
     one_based: bool
 
-    def document(self, size: tuple[int, int]) -> dict[str, Any]:
+    def document(self, image: Upright) -> dict[str, Any]:
         """Return the fields of the JSON member; raises BrokenError."""
         root = parsed(self.path, read_file(self.path))
         given = root.find("size")
         if given is not None:
             found = tuple(int(self._number(given, name)) for name in ("height", "width"))
             if all(found):  # some tools write zeros
-                check_size(self.path, (found[0], found[1]), size)
+                check_size(self.path, (found[0], found[1]), image)
         return {
             "image_id": self.number,
             "file_name": self.file_name,
-            "height": size[0],
-            "width": size[1],
+            "height": image.size[0],
+            "width": image.size[1],
             "objects": [self._object(number, each) for number, each in enumerate(root.findall("object"))],
         }
 

@@ -17,6 +17,7 @@ from .annotated import (
     AnnotatedImage,
     BrokenError,
     Keys,
+    Upright,
     count,
     names_with_background,
     read_file,
@@ -46,9 +47,9 @@ class Yolo:
         root: data.yaml, or a folder of images, with ``names``.
         split: Its entry in data.yaml: "train", "val" or "test". Paths in it are relative to ``path`` there,
             and that to the folder of data.yaml.
-        task: Ultralytics' name of what a line is. "detect": class, centre x, y, width, height; "segment":
-            class, x, y of a polygon; "pose": as detect, then the points, x, y and with ``kpt_shape`` [K, 3]
-            visibility.
+        task: Ultralytics' name of what a line is. "detect": class, centre x, y, width, height, or class, x, y
+            of a polygon of three points or more, whose bounds are the box; "segment": class, x, y of a
+            polygon; "pose": class, box, then the points, x, y and with ``kpt_shape`` [K, 3] visibility.
         names: Names of the classes, by number from 0; by default those of data.yaml.
         kpt_shape: (points, numbers per point) of "pose"; by default that of data.yaml.
         keep_empty: Keep images without objects.
@@ -213,7 +214,7 @@ class _Lines:
     task: str
     shape: tuple[int, int] | None
 
-    def document(self, size: tuple[int, int]) -> dict[str, Any]:
+    def document(self, image: Upright) -> dict[str, Any]:
         """Return the fields of the JSON member; raises BrokenError."""
         objects = []
         if self.path is not None:
@@ -223,12 +224,12 @@ class _Lines:
                 raise BrokenError(f"{self.path} is not text: {error}") from error
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    objects.append(self._object(f"{self.path}, line {number}", line.split(), size))
+                    objects.append(self._object(f"{self.path}, line {number}", line.split(), image.size))
         return {
             "image_id": self.number,
             "file_name": self.file_name,
-            "height": size[0],
-            "width": size[1],
+            "height": image.size[0],
+            "width": image.size[1],
             "objects": objects,
         }
 
@@ -246,15 +247,17 @@ class _Lines:
             "category": self.names[int(label)],
             "iscrowd": 0,
         }
-        if self.task == "segment":
+        if self.task == "segment" or (self.task == "detect" and len(numbers) > 4):
             _check_shares(where, numbers)
             xs, ys = (
                 [each * side for each in own]
                 for own, side in ((numbers[::2], width), (numbers[1::2], height))
             )
             box = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
-            points = [round(each, 4) for pair in zip(xs, ys, strict=True) for each in pair]
-            return {"bbox": _rounded(box), **found, "segmentation": [points]}
+            found = {"bbox": _rounded(box), **found}
+            if self.task == "segment":
+                found["segmentation"] = [_rounded(each for pair in zip(xs, ys, strict=True) for each in pair)]
+            return found
         _check_shares(where, numbers[:4])
         x, y, wide, high = numbers[:4]
         box = [(x - wide / 2) * width, (y - high / 2) * height, wide * width, high * height]
@@ -265,11 +268,14 @@ class _Lines:
         return found
 
     def _check_number(self, where: str, numbers: int) -> None:
-        if self.task == "segment":
-            expected, is_right = "a polygon of three points or more", numbers >= 6 and numbers % 2 == 0
-        else:
-            count, each = self.shape or (0, 0)
-            expected, is_right = f"{4 + count * each} numbers", numbers == 4 + count * each
+        points, each = self.shape or (0, 0)
+        box, polygon = f"{4 + points * each} numbers", "a polygon of three points or more"
+        is_box, is_polygon = numbers == 4 + points * each, numbers >= 6 and numbers % 2 == 0
+        expected, is_right = {
+            "detect": (f"{box} or {polygon}", is_box or is_polygon),
+            "segment": (f"{polygon} (task='detect' reads boxes too)", is_polygon),
+            "pose": (box, is_box),
+        }[self.task]
         if not is_right:
             raise BrokenError(
                 f"{where} has {numbers} numbers behind the class, not {expected}: task= is {self.task!r}"

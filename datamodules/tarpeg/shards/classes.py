@@ -13,6 +13,7 @@ from ..errors import ShardError
 from ..files import read_regular, write_json
 from .manifest import names_in_order, read_manifest
 
+BACKGROUND = "__background__"  # the name of label 0 of data sets with objects
 _CLASSES = "classes.json"  # the numbers of the classes by name
 
 

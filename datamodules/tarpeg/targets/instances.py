@@ -183,9 +183,12 @@ class InstanceMasks:
         """Return the values of samples from the lists of their objects, with the image_id 0."""
         objects = [each for part in found for each in part]
         for number, each in enumerate(objects):
-            if self.outline not in each:
+            if each.get(self.outline) in (None, []):
                 field = self._place.field(number, self.outline)
-                raise FieldError(f"field {field!r} is missing: the object has {[*each][:12]}")
+                raise FieldError(
+                    f"field {field!r} is missing or empty: the object has {[*each][:12]}. Remove objects "
+                    "without an outline, or give targets= without InstanceMasks"
+                )
         return outlines_of(
             lambda number: self._place.field(number, self.outline),
             [each[self.outline] for each in objects],

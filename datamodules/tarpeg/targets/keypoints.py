@@ -205,8 +205,11 @@ class Keypoints:
         points = np.zeros((len(objects), self.count, 3))
         for number, each in enumerate(objects):
             field = repr(self._place.field(number, self.points))
-            if self.points not in each:
-                raise FieldError(f"field {field} is missing: the object has {[*each][:12]}")
+            if each.get(self.points) in (None, []):
+                raise FieldError(
+                    f"field {field} is missing or empty: the object has {[*each][:12]}. Remove objects "
+                    "without points, or give targets= without Keypoints"
+                )
             points[number] = self._points_of(field, each[self.points])
         return [Points(points[rows], 0) for rows in slices_of(map(len, found))]
 
