@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import struct
+import tracemalloc
 import warnings
 import zlib
 
@@ -317,6 +318,18 @@ def test_a_png_with_fewer_rows_than_its_header_says_is_truncated(colour, depth, 
                 continue
             with pytest.raises(RefusedError, match=r"fewer rows|truncated"):  # Pillow finds a few of them
                 open_rgb(content)
+
+
+@pytest.mark.parametrize("interlaced", [0, 1])
+def test_rows_beyond_the_last_are_not_decompressed(interlaced):
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 0, 0, 0, interlaced))
+    rows = chunk(b"IDAT", zlib.compress(bytes(100 << 20)))
+    content = b"\x89PNG\r\n\x1a\n" + head + rows + chunk(b"IEND", b"")
+    tracemalloc.start()
+    assert open_rgb(content).size == (8, 8)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 20 << 20
 
 
 def test_avif_is_decoded_if_pillow_can_and_otherwise_refused_with_the_remedy(monkeypatch):
