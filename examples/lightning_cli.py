@@ -39,7 +39,10 @@ class Net(lightning.LightningModule):
 
 if __name__ == "__main__":
     usage = {"usage": "%(prog)s [--config YAML] [--KEY VALUE ...]"}  # otherwise 70 lines before an error
-    cli = LightningCLI(
-        Net, tarpeg.ShardDataModule, save_config_kwargs={"overwrite": True}, parser_kwargs={"fit": usage}
-    )
+    try:
+        cli = LightningCLI(
+            Net, tarpeg.ShardDataModule, save_config_kwargs={"overwrite": True}, parser_kwargs={"fit": usage}
+        )
+    except tarpeg.ShardError as error:  # one line in place of a traceback
+        raise SystemExit(f"ShardError: {error}") from None
     print(f"{cli.trainer.global_step} steps, {dict(cli.trainer.callback_metrics)}")

@@ -13,7 +13,7 @@ import tarpeg
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from tarpeg.errors import ResumeError
-from tarpeg.shards.urls import is_url
+from tarpeg.shards.urls import is_url, local_or_url
 
 from .checks import ConfigError, read_checkpoint
 
@@ -38,7 +38,7 @@ def data_to_predict(config: DictConfig, arguments: Sequence[str] = ()) -> dict[s
     if not isinstance(config.predict, (str, ListConfig)) or not config.predict:
         raise ConfigError(f"predict={config.predict!r} must be a folder of images, a glob or shards")
     for given in [config.predict] if isinstance(config.predict, str) else config.predict:
-        if is_url(str(given)):
+        if is_url(local_or_url(str(given))):
             raise ConfigError(
                 f"predict={given} is not local, and a prediction needs all images by number: copy them to a "
                 "local folder, such as by aws s3 sync, and give that"

@@ -312,6 +312,13 @@ def test_any_file_system_of_fsspec(shards, local, tmp_path):
     try:
         build_cache("memory://bucket", tmp_path / "cache", executor=0)
         assert shard_files(tmp_path / "cache") == local()
+        memory.pipe("/bucket/photos/cat/a.jpg", b".")
+        for folder, entry in (("photos/", "cat"), ("photos/cat", "a.jpg")):
+            message = (
+                rf"/{folder}' is a folder without a \.tar, but with '{entry}'\. .*must be local: copy it"
+            )
+            with pytest.raises(ShardError, match=message):
+                build_cache(f"memory://bucket/{folder}", tmp_path / "images", executor=0)
         mixed = ["memory://bucket/t-000.tar", shards / "t-001.tar", "memory://bucket/t-002.tar"]
         build_cache(mixed, tmp_path / "mixed", executor=0, layout=Layout(samples_per_shard=7, shuffle=True))
         assert shard_files(tmp_path / "mixed") == local(layout=Layout(samples_per_shard=7, shuffle=True))

@@ -134,6 +134,8 @@ def test_the_same_for_workers_and_after_a_resume_at_each_batch():
         assert flat(batches(source, state=loader.state_dict())) == whole[first:count]
     with pytest.raises(tarpeg.ResumeError, match="order"):
         batches(source, crop=Patches(16, [12, 20, 45, 46], 100), state=loader.state_dict())
+    with pytest.raises(tarpeg.ResumeError, match=r"order was .*; and the number of ranks"):
+        batches(source, state=loader.state_dict(), on={"rank": 0, "world": 2})
 
 
 @pytest.mark.parametrize("world", [2, 3])

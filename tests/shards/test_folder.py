@@ -206,6 +206,13 @@ def test_links_in_one_folder_are_images_of_their_own(album):
     assert len(find_images(f"{album}/**/**/*.p?m")) == 3, "a file that a pattern matches several times"
 
 
+def test_a_hidden_image_is_one_if_its_name_is_given(album):
+    (album / "a.jpg").rename(album / ".a.jpg")
+    for source in (album / ".a.jpg", f"{album}/.[a]*.jpg", f"{album}/.{{a..a}}.jpg"):
+        assert find_images(source).keys([0]) == [".a.jpg"]
+    assert len(find_images(album)) == len(FORMATS) - 1
+
+
 def test_sources_that_mean_shards(tmp_path, album):
     plain(tmp_path / "x.tar")
     patterns = (f"{tmp_path}/*", f"{tmp_path}/x*.tar", "nowhere", "x-{0..3}.tar")
@@ -379,7 +386,7 @@ def test_files_that_are_left_out_are_counted(tmp_path):
     counts = {"images without a class folder": 2, ".DS_Store": 2, ".jxl": 2, "hidden .jpg": 1, ".git/": 1}
     assert folder.left_out() == counts | {"files without an extension": 1, "links to missing files": 1}
     assert left_out_line(folder.left_out()) == (
-        "left out: 2 .DS_Store, 2 .jxl, 2 images without a class folder, 1 .git/, "
+        "left out: 2 images without a class folder, 2 .DS_Store, 2 .jxl, 1 .git/, "
         "1 file without an extension, 1 hidden .jpg, 1 link to missing files"
     )
     parted = filled(
@@ -391,6 +398,12 @@ def test_files_that_are_left_out_are_counted(tmp_path):
         f"{loose} val": 1,
         "folder extra, which is not a split": 1,
     }
+    both = ("cat", "dog")
+    many = filled(
+        tmp_path / "m", "loose.jpg", *(f"{name}/{kind}.{kind}" for name in both for kind in "abcdefgh")
+    )
+    filled(tmp_path / "m", "cat/a.jpg", "dog/a.jpg")
+    assert left_out_line(many.left_out()).startswith("left out: 1 image without a class folder, 2 .a, 2 .b")
     many = {f".{number}": 2 for number in range(10)}
     assert left_out_line(many).endswith("2 .7, and 4 other files") and left_out_line({}) == ""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.small_tars import cache_home as cache_home, images, plain, write_tar
+from PIL import Image
 from tarpeg.cache.sources import list_source
 from tarpeg.errors import ShardError
 from tarpeg.shards.mapped import Shards
@@ -78,6 +79,7 @@ def test_a_pattern_in_a_folder_whose_name_is_one_is_an_error_with_the_remedy(tmp
     assert expand(folder) == expand([str(path)]) == [path]
 
 
+CHAINS = ["zip://a-*.tar::{dir}/s.zip", "zip://::/s.zip", "simplecache::s3://u:secret@b/a.tar"]
 NOT_LOCAL = ["s3://bucket/a-{{000..001}}.tar", ["{dir}/a-000.tar", "https://host/a.tar"], "pipe:cat a.tar"]
 
 
@@ -97,14 +99,29 @@ NOT_LOCAL = ["s3://bucket/a-{{000..001}}.tar", ["{dir}/a-000.tar", "https://host
         (["{dir}/a-000.tar", "{dir}/empty/../a-000.tar"], "is there twice"),
         (["{dir}", "{dir}/a-000.tar"], "is there twice"),
         *((source, "streaming=True") for source in NOT_LOCAL),
+        *((source, "is a chain of URLs.*Give the URL of the shards") for source in CHAINS),
     ],
 )
 def test_expand_refuses(tmp_path, source, message):
     plain(tmp_path / "a-000.tar")
     (tmp_path / "empty").mkdir()
     fill = lambda text: text.format(dir=tmp_path)  # noqa: E731
-    with pytest.raises(ShardError, match=message):
-        expand(fill(source) if isinstance(source, str) else [fill(text) for text in source])
+    for read in (expand, expand_urls, list_source, open_source) if source in CHAINS else (expand,):
+        with pytest.raises(ShardError, match=message) as caught:
+            read(fill(source) if isinstance(source, str) else [fill(text) for text in source])
+        assert "secret" not in str(caught.value)
+
+
+def test_a_file_url_is_its_path(tmp_path):
+    (tmp_path / "a b::c").mkdir()
+    path = plain(tmp_path / "a b::c" / "train-0.tar")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.jpg")
+    for host in ("", "localhost"):
+        for name in ("a%20b::c/train-*.tar", "a b::c/train-{0..0}.tar", "a%20b::c"):
+            url = f"file://{host}{tmp_path}/{name}"
+            assert expand(url) == [path] and expand_urls(url) == (str(path),)
+            assert [one.location for one in list_source(url)] == [str(path)]
+        assert open_source(f"file://{host}{tmp_path}/a.jpg").keys([0]) == ["a.jpg"]
 
 
 @pytest.mark.parametrize("make_link", [Path.symlink_to, Path.hardlink_to])

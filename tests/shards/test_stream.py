@@ -25,6 +25,7 @@ from tarpeg import (
     Boxes,
     CenterCrop,
     DecodeError,
+    Loader,
     RandomResizedCrop,
     ShardDataModule,
     ShardError,
@@ -204,13 +205,14 @@ def test_sources_of_every_kind(folder, server, monkeypatch):
 @pytest.mark.parametrize(
     ("world", "workers", "text"),
     [
-        (7, 0, "6 shards .* 7 ranks"),
-        (2, 4, "6 shards .* 2 ranks .* 4 worker.* workers=3"),
+        (7, 0, "the val split has 6 shards, such as .*/s-0.tar, too few .* 7 ranks"),
+        (2, 4, "the val split has 6 shards.* 2 ranks .* 4 worker.* workers=3"),
     ],
 )
 def test_a_rank_or_worker_without_a_shard_is_an_error(folder, world, workers, text):
+    split = Split(folder, CenterCrop(16), streaming=Streaming(24))
     with pytest.raises(ShardError, match=text):
-        load(folder, world=world, streaming=Streaming(24), batch_size=8, workers=workers)
+        Loader(split, name="val", rank=0, world=world, workers=workers)
 
 
 def test_a_length_that_is_needed(folder):

@@ -35,6 +35,7 @@ _REMEDIES: dict[str, tuple[Part, ...]] = {
     ),
     "samples": (" (the shards and subset=)",),
     "order": (f" ({ORDER})",),
+    "order of shapes": (f" ({ORDER}; and the number of ranks, on which batches of one shape may depend)",),
 }
 
 
@@ -151,11 +152,12 @@ class IndexedFeed:
         is_end = batches == state["len"]
         for name, value in self.facts().items():
             if batches and not is_end and state[name] != value:
+                kind = "order of shapes" if name == "order" and self.shapes() else name
                 raise ResumeError(
                     Message(
                         f"cannot resume at batch {batches} of epoch {epoch}: {name} was {state[name]} when "
                         f"the checkpoint was made and is {value} now, which makes other batches. Restore it",
-                        *_REMEDIES.get(name, ()),
+                        *_REMEDIES.get(kind, ()),
                         ", or use a checkpoint from the end of an epoch.",
                     )
                 )
@@ -191,11 +193,11 @@ class IndexedFeed:
 
 
 def feed_of(
-    split: Split, source: Source | None, config: LoaderConfig, ranks: DataRank, *, training: bool
+    split: Split, source: Source | None, config: LoaderConfig, ranks: DataRank, *, name: str, training: bool
 ) -> Feed:
-    """Return the feed of a split: of its opened samples, or of a stream if ``source`` is None."""
+    """Return the feed of the split ``name``: of its opened samples, or of a stream if ``source`` is None."""
     if source is None:
-        return StreamedFeed(split, config, ranks, training=training)
+        return StreamedFeed(split, config, ranks, name=name, training=training)
     return IndexedFeed(source, split, config, ranks, training=training)
 
 

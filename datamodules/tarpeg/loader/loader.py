@@ -794,7 +794,8 @@ def feed_and_fetcher(
         check_gathers(name, split)
     if source is None and not split.streaming:
         source = open_split(split, is_first=ranks.is_first)
-    feed, pattern = feed_of(split, source, config, ranks, training=training), split.image_pattern
+    feed = feed_of(split, source, config, ranks, name=name, training=training)
+    pattern = split.image_pattern
     most = None
     if pattern is not None:
         comes_again = split.weights is not None or split.repeats > 1

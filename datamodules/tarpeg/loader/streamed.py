@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from ..sampling.rng import Int64
 from ..sampling.sampler import DistributedBatchSampler, EpochCounter, Request
 from ..shards.source import Source
 from ..shards.stream import Stream, StreamedSamples, Streaming, StreamRequest
-from ..shards.urls import file_name
+from ..shards.urls import file_name, public_url
 from .batch import FetchResult
 from .buffers import Runner, ToRequest
 from .config import LoaderConfig
@@ -33,13 +33,15 @@ class StreamedFeed:
 
     candidates: Int64 | None = None
 
-    def __init__(self, split: Split, config: LoaderConfig, ranks: DataRank, *, training: bool) -> None:
+    def __init__(
+        self, split: Split, config: LoaderConfig, ranks: DataRank, *, name: str, training: bool
+    ) -> None:
         streaming = split.streaming if isinstance(split.streaming, Streaming) else Streaming()
         rank, world = ranks.rank, ranks.world
         urls = split.urls()
         split.check_not_reduced()
         self._workers = config.workers_and_threads[0]
-        _check_shards(len(urls), world, self._workers)
+        _check_shards(name, urls, world, self._workers)
         self._is_sized = streaming.samples is not None
         if not self._is_sized and world > 1:
             raise ShardError(
@@ -201,9 +203,10 @@ class _Pulling:
             return FetchResult(error=error)
 
 
-def _check_shards(shards: int, world: int, workers: int) -> None:
-    count = "1 shard is" if shards == 1 else f"{shards} shards are"
-    too_few = f"{count} too few to stream on {world} rank{'s' * (world != 1)}"
+def _check_shards(name: str, urls: Sequence[str], world: int, workers: int) -> None:
+    shards, ranks = len(urls), f"{world} rank{'s' * (world != 1)}"
+    count = "1 shard," if shards == 1 else f"{shards} shards, such as"
+    too_few = f"the {name} split has {count} {public_url(urls[0])}, too few to stream on {ranks}"
     if shards < world:
         raise ShardError(
             f"{too_few}: each reads shards of its own. Write more and smaller shards, or use fewer ranks."

@@ -188,7 +188,7 @@ class Folder:
         }
 
     def left_out(self) -> dict[str, int]:
-        """Count the files below root that are no images of `parts`, by kind, most frequent first."""
+        """Count the files below root that are no images of `parts`, by kind, in the order of `by_number`."""
         is_split = bool(self._directories())
         counts = Counter[str]()
         for directory, inner, names in walk(

@@ -17,7 +17,7 @@ from ..remedies import Call, Message
 from .manifest import MANIFEST, listed
 from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS
 from .saved import SUFFIXES
-from .urls import is_url, public_url
+from .urls import is_url, local_or_url, public_url
 from .walk import by_number, matches
 
 # PathLike comes last, because jsonargparse would make a string of anything for it.
@@ -91,11 +91,14 @@ def refuse_several_splits(folder: str, names: Iterable[str], argument: str = "sh
 
 
 def parts_of(source: Paths) -> list[str]:
-    """Return the source as a list of strings. ShardError for an empty one, which is no folder."""
+    """Return the source as a list of paths and URLs, a file:// URL as its path.
+
+    ShardError for an empty string, which is no folder, and for a chain of URLs.
+    """
     parts = [os.fspath(part) for part in ([source] if isinstance(source, (str, os.PathLike)) else source)]
     if not all(parts):
         raise ShardError(f"{source!r} has no shards. Give a folder, a glob, a brace pattern or paths.")
-    return parts
+    return [*map(local_or_url, parts)]
 
 
 def resolved(name: str) -> str:

@@ -19,7 +19,7 @@ from .paths import Paths, expand_braces, identity, parts_of
 from .pillow import FILE_EXTENSIONS
 from .source import Source, digest
 from .urls import is_url
-from .walk import below, by_number, is_image, left_out_line, matches
+from .walk import below, by_number, has_extension, left_out_line, matches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,10 +105,11 @@ def find_images(source: Paths) -> UnlabelledImages | None:
     """List the images of a source; None if the source means shards, or does not exist.
 
     A folder with a .tar in it means shards, any other folder all images in it and below; a glob or a path
-    means images if all matching files are images. Sorted. Files of a folder that have another extension or
-    none, and hidden files and folders, are left out and counted; FIFOs, devices, sockets and links to missing
-    files are left out: ``left_out`` and ``odd`` of the result are about both. Raises ShardError if some parts
-    of a list mean images and others do not, and for an image of two parts, also by a link.
+    means images if all matching files are images, hidden ones too. Sorted. Files of a folder that have
+    another extension or none, and hidden files and folders, are left out and counted; FIFOs, devices, sockets
+    and links to missing files are left out: ``left_out`` and ``odd`` of the result are about both. Raises
+    ShardError if some parts of a list mean images and others do not, and for an image of two parts, also by a
+    link.
     """
     parts = [one for part in parts_of(source) for one in _without_braces(part)]
     left_out, odd = Counter[str](), list[str]()
@@ -174,16 +175,16 @@ def _found(text: str, left_out: Counter[str], notes: list[str]) -> tuple[Path, l
         notes += _note_of_odd(text, odd)
         return (path, paths) if paths else None
     if path.is_file():
-        return (path.parent, [str(path)]) if is_image(path.name, FILE_EXTENSIONS) else None
+        return (path.parent, [str(path)]) if has_extension(path.name, FILE_EXTENSIONS) else None
     if not glob.has_magic(text):
         return None
     found = [Path(name) for name in sorted(matches(text)) if not Path(name).is_dir()]
     names = [name for name in found if name.is_file()]
-    others = [name for name in names if not is_image(name.name, FILE_EXTENSIONS)]
+    others = [name for name in names if not has_extension(name.name, FILE_EXTENSIONS)]
     if len(others) == len(names):
         return None
     if others:
-        image = next(name for name in names if is_image(name.name, FILE_EXTENSIONS))
+        image = next(name for name in names if has_extension(name.name, FILE_EXTENSIONS))
         raise ShardError(
             f"shards {text!r}: the pattern matches images such as {image} and other files such as "
             f"{others[0]}. Give a folder, for all images in it and below, or a pattern of images alone, such "

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from ..errors import SAY_EVERY, ShardError, waiting_for
 from ..files import open_regular
@@ -45,10 +45,14 @@ _Read = TypeVar("_Read")
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 HTTP = re.compile(r"https?://", re.IGNORECASE)
 _S3 = re.compile(r"s3a?://", re.IGNORECASE)
+_FILE = re.compile(r"file://(localhost(?=/))?", re.IGNORECASE)
+# fsspec's "zip://*.tar::/a.zip" and "simplecache::s3://b"; not an http URL, nor an IPv6 address in brackets.
+_CHAIN = re.compile(r"(?!https?:|pipe:)[a-z][a-z0-9+.-]*(::.*://|://(?!\[[^]/]*::).*::)", re.IGNORECASE)
 _URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+")
 _REMEDY = "Check address, access rights and network."
 _SECONDS = 60.0  # that a server may be silent
 _PAUSES = (1.0, 4.0, 16.0)  # before a read over http is repeated, in seconds
+_SHOWN = 3  # names of a folder in a message
 _OUTPUT_BUFFER = 1 << 16  # bytes
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # answers of http
 # pathlib joins two slashes; one letter before the colon is a drive.
@@ -92,6 +96,19 @@ def is_url(text: str) -> bool:
     return text.startswith("pipe:") or URL.match(text) is not None
 
 
+def local_or_url(text: str) -> str:
+    """Return the path of a file:// URL; any other path or URL as it is. ShardError for a chain of URLs."""
+    if found := _FILE.match(text):
+        return unquote(text[found.end() :])
+    if _CHAIN.match(text):
+        shown = "::".join(map(public_url, text.split("::")))
+        raise ShardError(
+            f"{shown!r} is a chain of URLs, by its '::', and shards are not read through one. Give the URL "
+            "of the shards themselves; unpack those of an archive first."
+        )
+    return text
+
+
 def public_url(url: str) -> str:
     """Return a URL without its query, which may be a signature, and without a password."""
     text = url.partition("?")[0] if HTTP.match(url) else url
@@ -123,11 +140,17 @@ def local_folder(argument: str, given: str | os.PathLike[str]) -> str:
     if protocol == "file":
         raise ValueError(f"{argument}={name!r} must be a path: give {argument}='/{place}'")
     url = public_url(f"{protocol}://{place}")
-    copy = f"`{_COPY[protocol]} FOLDER {url}`" if protocol in _COPY else "the tool of that storage, or rclone"
     raise ValueError(
         f"{argument}={url!r} must be a local folder: results are not written to URLs. Write to a folder of "
-        f"this machine, then copy it there with {copy}"
+        f"this machine, then copy it there with {_copying(protocol, 'FOLDER', url)}"
     )
+
+
+def _copying(protocol: str, source: str, dest: str) -> str:
+    """Return the command that copies a folder from or to a URL of a protocol, for messages."""
+    if protocol not in _COPY:
+        return "the tool of that storage, or rclone"
+    return f"`{_COPY[protocol]} {source} {dest}`"
 
 
 def is_pattern(url: str) -> bool:
@@ -186,7 +209,17 @@ def find_objects(url: str) -> tuple[Any, list[str]]:
     if is_pattern(url) and not url.endswith("/"):
         paths = sorted(system.glob(path))
     elif url.endswith("/") or (not HTTP.match(url) and system.isdir(path)):
-        paths = sorted(name for name in system.ls(path, detail=False) if str(name).endswith(".tar"))
+        names = sorted(map(str, system.ls(path, detail=False)))
+        paths = [name for name in names if name.endswith(".tar")]
+        # Buckets list the folder itself, and pages of http their own order.
+        others = [file_name(name) for name in names if public_url(name).strip("/") != path.strip("/")]
+        if others and not paths:
+            protocol, place = url.partition("://")[0].lower(), public_url(url)
+            raise ShardError(
+                f"{place!r} is a folder without a .tar, but with {', '.join(map(repr, others[:_SHOWN]))}"
+                f"{' and others' * (len(others) > _SHOWN)}. Give a folder of shards; a folder of images must "
+                f"be local: copy it with {_copying(protocol, place, 'FOLDER')}"
+            )
     else:
         paths = [path]
     if not paths:
@@ -214,9 +247,9 @@ def open_stream(url: str) -> Any:
     from webdataset.gopen import gopen, gopen_schemes
 
     scheme = url.partition(":")[0].lower() if is_url(url) else ""
-    is_supported = scheme in ("", "file") or scheme in gopen_schemes
-    if scheme in ("", "file") and url != "-":  # a FIFO would wait for ever, and /dev/zero has no end
-        return open_regular(unquote(urlsplit(url).path) if scheme else url)
+    is_supported = not scheme or scheme in gopen_schemes
+    if not scheme and url != "-":  # a FIFO would wait for ever, and /dev/zero has no end
+        return open_regular(url)
     if is_supported and not (scheme in ("http", "https") and shutil.which("curl") is None):
         opened = gopen(url)
         if scheme in ("http", "https"):

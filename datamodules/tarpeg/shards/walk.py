@@ -60,8 +60,8 @@ def left_out_line(counts: Mapping[str, int]) -> str:
 
 
 def by_number(counts: Counter[str]) -> dict[str, int]:
-    """Return the counts above 0, the largest first."""
-    return dict(sorted((+counts).items(), key=lambda item: (-item[1], item[0])))
+    """Return the counts above 0: those of images first, whatever their number, then the largest first."""
+    return dict(sorted((+counts).items(), key=lambda one: (not one[0].startswith("image"), -one[1], one[0])))
 
 
 def kind_of(directory: str, name: str) -> str:
@@ -209,4 +209,9 @@ def _place(path: str | Path) -> tuple[int, int] | None:
 
 def is_image(name: str, extensions: Collection[str]) -> bool:
     """Whether a file is an image by its name: of one of the extensions, and not hidden."""
-    return not name.startswith(".") and Path(name).suffix.lower().removeprefix(".") in extensions
+    return not name.startswith(".") and has_extension(name, extensions)
+
+
+def has_extension(name: str, extensions: Collection[str]) -> bool:
+    """Whether a file, hidden or not, has one of the extensions."""
+    return Path(name).suffix.lower().removeprefix(".") in extensions
