@@ -70,7 +70,7 @@ def check_processes(trainer: lightning.Trainer) -> None:
     """
     started, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if "TORCHELASTIC_RUN_ID" in os.environ and started > 1 and trainer.world_size == 1:
-        nodes = f" trainer.num_nodes={started // here}" * (started > here)
+        nodes = f" +trainer.num_nodes={started // here}" * (started > here)
         raise ConfigError(
             f"torchrun has started {started} processes, and this trainer uses one, so that each would train "
             f"a network of its own: give trainer=ddp trainer.devices={here}{nodes}"

@@ -99,7 +99,7 @@ class ShardDataModule(lightning.LightningDataModule):
         on_error: ``"substitute"`` replaces an undecodable image by another sample, chosen deterministically,
             with a warning, and leaves it out of its batch in prediction; ``"raise"`` raises ``DecodeError``.
             Without train, ``"leave_out"`` leaves it out in val and test, where a batch may then be empty.
-        max_bad: Largest fraction of undecodable images per epoch; ten are allowed, unless it is 0.
+        max_bad: Largest fraction of undecodable images per epoch and rank; ten are allowed, unless it is 0.
         max_pixels: Images with more pixels are undecodable; default 178,956,970 for JPEG and PPM, 67,108,864
             for other formats, of which Pillow decodes the whole image (up to 22 bytes per pixel and worker).
         decode: ``"device"``: workers gather the tiles under the crops, and the batch is decoded on the device

@@ -471,6 +471,7 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
     for plain in (
         "data.val.shards='/my data (1)/v-{000..099}.tar'",
         "data.val.shards=[a/*.tar,'s3://b/[0-9].tar']",
+        """data.val.shards="/Mu\u0308ller & Söhne's #1!; neu/v.tar\"""",
         "+data.val.crop={size:[96,128],shorter:null}",
         "~data.prepare",
     ):

@@ -300,6 +300,50 @@ def test_frames(folder, kind):
         labels(folder, kind(file=keys, y=[1, 2, 3]), "z")
 
 
+class Series:
+    """What tarpeg uses of a column of polars: iterated over, a cell with a list is a column itself."""
+
+    def __init__(self, cells):
+        self.cells = cells
+
+    def to_list(self):
+        return self.cells
+
+    def __iter__(self):
+        return (Series(cell) if isinstance(cell, list) else cell for cell in self.cells)
+
+
+def test_columns_of_lists_as_of_polars(folder):
+    frame = Frame(file=Series(["a", "b", "sub/c.d"]), y=Series([["x"], [], ["y", "x"]]))
+    assert labels(folder, frame).tolist() == [[1, 0], [0, 0], [1, 1]]
+
+
+def test_integers_of_which_some_are_missing_are_floats_in_pandas(folder):
+    frame = {"file": ["a", "b", "sub/c.d"], "y": [4.0, math.nan, 6.0]}
+    found = [labels(folder, frame, Label("y", kind, optional=True)) for kind in (None, "integer", "class")]
+    assert [each.tolist()[::2] for each in found] == [[4, 6], [4, 6], [0, 1]]
+    assert [each.dtype for each in found] == [torch.float32, torch.int64, torch.int64]
+    with pytest.raises(ShardError, match=r"is 4\.5, not a 64-bit integer"):
+        labels(folder, frame | {"y": [4.5, 1, 2]}, Label("y", "integer"))
+
+
+def test_a_column_of_integers_has_one_part_with_separators(tmp_path, folder):
+    frame, table = (
+        {"file": ["a", "b", "sub/c.d"], "y": [2, 1, 2]},
+        csv(tmp_path, "file,y\na,2\nb,1\nsub/c.d,2\n"),
+    )
+    for label in (Label("y", separator=";"), Label("y", "classes", ["1", "2"], separator=";")):
+        assert torch.equal(labels(folder, frame, label), labels(folder, table, label))
+
+
+def test_letters_with_accents_are_one_class_however_they_are_written(tmp_path, folder):
+    cells = [unicodedata.normalize(form, "Bär") for form in ("NFC", "NFD")]
+    table = csv(tmp_path, f"sep=|\r\nfile|y\r\na|{cells[0]}\r\nb|{cells[1]}\r\nsub/c.d|Ara\r\n")
+    assert labels(folder, table).tolist() == [1, 1, 0]
+    for name in cells:
+        assert labels(folder, table, Label("y", classes=[name, "Ara"])).tolist() == [0, 0, 1]
+
+
 @pytest.fixture
 def frame():
     """Columns of all kinds in a DataFrame of pandas."""
@@ -520,7 +564,7 @@ def test_a_row_of_an_image_in_another_folder_is_not_taken_in_silence(tmp_path):
             labels(("train/a/x", 7), ("train/a/y", 8), begin=begin)
 
 
-@pytest.mark.parametrize("cells", ["0;5", "1,5", "-inf", "1 000", "0x1F", "\u0661\u0662"])
+@pytest.mark.parametrize("cells", ["0;5", "1,5", "-inf", "1 000", "12 %", "0x1F", "\u0661\u0662"])
 def test_white_space_makes_no_class_and_numbers_of_another_form_are_no_names(tmp_path, folder, cells):
     if cells == "0;5":
         table = csv(tmp_path, "file;y\na;cat\nb; cat \nsub/c.d;dog\n")

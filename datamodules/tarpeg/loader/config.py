@@ -40,7 +40,8 @@ class LoaderConfig:
             memory, otherwise 0.
         on_error: ``"substitute"`` replaces an undecodable image by another sample; ``"raise"`` raises
             ``DecodeError``; ``"leave_out"``, not for training, makes a smaller batch, or an empty one.
-        max_bad: Largest fraction of undecodable images per epoch, 0 to 1; ten are allowed, unless it is 0.
+        max_bad: Largest fraction of undecodable images per epoch and rank, 0 to 1; ten are allowed, unless
+            it is 0.
         drop_last: Leave out an incomplete last batch.
         max_pixels: Images with more pixels are undecodable. None: 178,956,970 for JPEG and PPM, and
             67,108,864 for formats that Pillow decodes whole (at up to 22 bytes per pixel and worker;

@@ -696,11 +696,13 @@ class Loader:
     def _sum_up(self, bad: int) -> None:
         """Warn, on each rank, how many images of an epoch were substituted or left out."""
         self._sums_up = False
-        where = f" on rank {self.ranks.rank}" if self.ranks.world > 1 else ""
+        where, about = "", ""
+        if self.ranks.world > 1:
+            where, about = f" on rank {self.ranks.rank}", "about "
         samples = self._feed.samples_per_rank(self._delivered)
         what = "the samples in their place" if self.config.on_error == "substitute" else "the others alone"
         warn(
-            f"{self.name}: {bad} of {samples:.0f} images{where} cannot be decoded{self._or_targets}: "
+            f"{self.name}: {bad} of {about}{samples:.0f} images{where} cannot be decoded{self._or_targets}: "
             f"metrics count {what}. tarpeg.build_cache leaves such images out."
         )
 

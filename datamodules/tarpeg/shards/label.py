@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,8 +26,8 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 # Not what float() reads besides: "15_20", and digits of other scripts.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[+-]?(inf|infinity|(nan))", re.IGNORECASE)
-_NUMBER_ELSEWHERE = re.compile(r"[+-]?\d+(\s\d+)*([.,]\d+)?|0[xX][0-9a-fA-F]+")
-"""Texts that other programs read as numbers: 1,5; 1 000; digits of other scripts."""
+_NUMBER_ELSEWHERE = re.compile(r"[+-]?\d+(\s\d+)*([.,]\d+)?(\s?%)?|0[xX][0-9a-fA-F]+")
+"""Texts that other programs read as numbers: 1,5; 1 000; 12%; digits of other scripts."""
 _LIMIT = 1 << 63
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_INTEGER = -1  # a missing label
@@ -132,15 +133,15 @@ def numbers_of(classes: Any) -> dict[str, int]:
     """Return the label of each name of ``classes=``, a list or dict; {} for anything else."""
     pairs = classes
     if isinstance(classes, Sequence) and not isinstance(classes, (str, bytes)):
-        pairs = {str(name): number for number, name in enumerate(classes)}
+        pairs = {_name(name): number for number, name in enumerate(classes)}
     if not isinstance(pairs, Mapping) or not pairs or len(pairs) != len(classes):
         return {}
     names = [*(pairs if pairs is classes else classes)]
-    if not {*map(type, names)} <= {str, int} or len({*map(str, names)}) != len(names):
+    if not {*map(type, names)} <= {str, int} or len({*map(_name, names)}) != len(names):
         return {}
     if not all(type(number) is int and 0 <= number < _LIMIT for number in pairs.values()):
         return {}
-    return {str(name): number for name, number in pairs.items()}
+    return {_name(name): number for name, number in pairs.items()}
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class Form:
         return found
 
     def _integer(self, cell: Any) -> int:
-        value = cell
+        value = _whole(cell)
         if self.is_text and isinstance(cell, str) and _INTEGER.fullmatch(cell.strip()):
             value = int(cell)
         if type(value) is not int or not -_LIMIT <= value < _LIMIT:
@@ -243,7 +244,7 @@ class Form:
         return float(value)
 
     def _class(self, cell: Any) -> int:
-        number = self.numbers.get(str(cell)) if type(cell) in (str, int) else None
+        number = self.numbers.get(_name(cell)) if type(_whole(cell)) in (str, int) else None
         if number is None:
             some = ", ".join(map(repr, list(self.numbers)[:3]))
             _refuse(cell, f"not one of the {len(self.numbers)} classes= {some} ...")
@@ -269,6 +270,16 @@ class Form:
         return parts_of(cell, self.label.separator)
 
 
+def _whole(cell: Any) -> Any:
+    """Return a number without a fraction as an integer: pandas has floats if an integer is missing."""
+    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
+
+
+def _name(cell: Any) -> str:
+    """Return the name of a class: macOS writes letters with accents as two (NFD), most programs do not."""
+    return unicodedata.normalize("NFC", str(_whole(cell)))
+
+
 def names_of(numbers: Mapping[str, int]) -> list[str] | None:
     """Return names by label; None if a label has no name, or two."""
     names = {number: name for name, number in numbers.items()}
@@ -286,9 +297,11 @@ def _is_nan(cell: Any) -> bool:
 
 
 def parts_of(cell: Any, separator: str | None) -> Any:
-    """Return the parts of a text with separators, without the spaces around them; other cells as they are."""
-    if separator is None or not isinstance(cell, str):
+    """Return the parts of a text with separators, without the spaces around them; lists as they are."""
+    if separator is None or isinstance(cell, (list, tuple)):
         return cell
+    if not isinstance(cell, str):
+        return [cell]
     return [part.strip() for part in cell.split(separator) if part.strip()]
 
 
@@ -309,7 +322,7 @@ def form_of(label: Label, columns: Sequence[Iterable[Any]], *, is_text: bool) ->
             width = len(lists[0])
     numbers = label.numbers
     if kind in ("class", "classes") and not numbers and (kind == "class" or not _are_shares(cells, is_text)):
-        names = {str(name) for name in _flat(cells)}
+        names = {*map(_name, _flat(cells))}
         numbers = {name: number for number, name in enumerate(sorted(names))}
     return Form(label, kind, width, numbers, is_text)
 

@@ -6,6 +6,7 @@ import csv
 import importlib
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,7 +90,10 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
         with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
             first = file.readline()
             delimiter = max(_DELIMITERS, key=first.count)
-            file.seek(0)
+            if named := re.fullmatch(r"sep=(.)\s*", first):  # Excel's
+                delimiter = named[1]
+            else:
+                file.seek(0)
             rows = csv.reader(file, delimiter=delimiter, strict=True)
             header = [each.strip() for each in next(rows, [])]
             cells: list[list[str]] = []
@@ -142,7 +146,9 @@ def _frame(given: Any) -> tuple[list[str], Read]:
     known = list(given if isinstance(given, Mapping) else given.columns)
 
     def read(names: Sequence[str]) -> list[list[Any]]:
-        columns = [_plain(given[each]) for each in names]
+        # A cell of a column of lists is a column itself if it is iterated over, in polars.
+        found = [given[each] for each in names]
+        columns = [_plain(each.to_list() if hasattr(each, "to_list") else each) for each in found]
         if len({*map(len, columns)}) > 1:
             raise ShardError(f"labels= has columns of {sorted({*map(len, columns)})} rows")
         return columns
