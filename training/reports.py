@@ -124,7 +124,15 @@ def resume_hint(
     limits = " and ".join(f"{name}={limit}" for name, limit in reached.items())
     why = f" ({limits} is reached)" if reached else ""
     place = "the last checkpoint" if saved == "" else "here"
-    return f"to go on from {place}{why}: python {os.path.relpath(sys.argv[0])} {' '.join(words)}"
+    return f"to go on from {place}{why}: {_launcher()} {os.path.relpath(sys.argv[0])} {' '.join(words)}"
+
+
+def _launcher() -> str:
+    """Return the command that has started this process, up to the script."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return "python"
+    nodes, here = (int(os.environ.get(name, 1)) for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return f"torchrun{f' --nnodes {nodes}' * (nodes > 1)} --nproc-per-node {here}"
 
 
 def _profile(profiler: Profiler | None) -> Iterator[str]:

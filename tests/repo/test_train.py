@@ -458,6 +458,9 @@ def test_the_line_to_go_on_is_a_command_of_a_shell(monkeypatch):
     ):
         hint = resume_hint(trainer, ["data=shards", f"+data.train.shards={url}"])
         assert "word" not in hint and " data=shards +data.train.shards=... " in hint, hint
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert ": torchrun --nnodes 2 --nproc-per-node 4 train.py data=shards " in resume_hint(trainer, given)
 
 
 def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
@@ -624,7 +627,7 @@ def test_processes_of_torchrun_that_the_trainer_does_not_join_are_one_line(monke
     monkeypatch.setenv("WORLD_SIZE", "4")
     check_processes(trainer)  # of another launcher
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    for here, more in ((4, ""), (2, " trainer.num_nodes=2")):
+    for here, more in ((4, ""), (2, r" \+trainer\.num_nodes=2")):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
         with pytest.raises(ConfigError, match=rf"started 4 .* trainer=ddp trainer\.devices={here}{more}$"):
             check_processes(trainer)
