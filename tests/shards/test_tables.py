@@ -145,6 +145,16 @@ def test_one_row_for_samples_of_two_shards_is_an_error(tmp_path, streaming, opti
     with pytest.raises(ShardError, match=what):
         list(loader(tmp_path / "[ab].tar", table, given[0], **given[1]))
     assert labels(tmp_path / "a.tar", table, given[0], **given[1]).sort().values.tolist() == [1.5, 2.5]
+    write_tar(tmp_path / "c.tar", [*sample(0), *sample(1), *sample(0)])
+    with pytest.raises(ShardError, match=r"/c\.tar, key 'k0000': shard .*/c\.tar has this key too"):
+        labels(tmp_path / "c.tar", table, given[0], **given[1])
+
+
+def test_a_stream_finds_keys_with_accents_however_they_are_written(tmp_path):
+    names = [unicodedata.normalize(form, f"é{number}") for number, form in enumerate(("NFC", "NFD"))]
+    write_tar(tmp_path / "a.tar", [(f"{name}.jpg", jpeg("420", 16, 16)) for name in names])
+    table = csv(tmp_path, f"file,y\n{names[0]},0\n{unicodedata.normalize('NFC', names[1])},1\n")
+    assert labels(tmp_path / "a.tar", table, streaming=True).sort().values.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

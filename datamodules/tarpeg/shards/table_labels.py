@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,15 +42,15 @@ class TableLabels:
     rows: dict[str, int] | None = None
     found: str = field(default="", repr=False)
     key: str = ""
-    _shards: dict[int, str] = field(default_factory=dict, repr=False)  # by row, of a stream
+    _taken: dict[int, tuple[int, str]] = field(default_factory=dict, repr=False)  # by row, of a stream
 
     def read(self, source: Source, ids: Int64) -> Tensor:
         """Return the labels of samples ids [B]; see ``Labels``."""
         if self.rows is None:
             return torch.from_numpy(self.values[ids])
         numbers = np.array([self._row_of(source, id) for id in ids.tolist()])
-        if not self._shards:
-            self._shards[NONE] = ""  # once
+        if not self._taken:
+            self._taken[NONE] = 0, ""  # once
             warn(f"{where_of(source, int(ids[0]))}, and the next {len(ids) - 1}: {self._no_row()}")
         found = self.values[numbers]
         found[numbers < 0] = self.form.empty
@@ -62,13 +63,14 @@ class TableLabels:
     def _row_of(self, source: Source, id: int) -> int:
         assert self.rows is not None
         (key,) = source.keys([id])
-        row = self.rows.get(stored(key), NONE)
+        row = self.rows.get(_plain(key), NONE)
         if row == TWICE or (row == NONE and not self.form.label.optional):
             what = f"{self.table} has several rows with this key" if row == TWICE else self._no_row()
             raise ShardError(f"{where_of(source, id)}: {what}")
-        shard = str(source.shard(id))
-        if row != NONE and self._shards.setdefault(row, shard) != shard:
-            raise key_twice(self.table, where_of(source, id), self._shards[row])
+        if row != NONE:
+            other, shard = self._taken.setdefault(row, (id, str(source.shard(id))))
+            if other != id:  # a hash of its place in its shard
+                raise key_twice(self.table, where_of(source, id), shard)
         return row
 
     def _no_row(self) -> str:
@@ -104,9 +106,14 @@ def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None =
 
 def streamed_table_labels(table: Table, label: Label) -> TableLabels:
     """Return the labels of the samples of a stream, by their keys, as ``table_labels``."""
-    form, rows = _form(table, label), by_key([*map(stored, table.keys)])
+    form, rows = _form(table, label), by_key([*map(_plain, table.keys)])
     values = _array(table, form, np.arange(len(table.keys)))
     return TableLabels(form, table.name, values, rows, _identity(table, form, values), key=table.keys[0])
+
+
+def _plain(key: str) -> str:
+    """Return the form in which the keys of a stream are compared."""
+    return stored(unicodedata.normalize("NFC", key))
 
 
 def class_names(table: Table, label: Label) -> list[str] | None:
