@@ -138,3 +138,29 @@ def test_prepare_draws_scenes(tmp_path):
     assert "00000002.json" in members(tmp_path / "train-000000.tar")
     with pytest.raises(tarpeg.ShardError, match=r"photos\.objects"):
         tarpeg.SyntheticShards(str(tmp_path), train=3, val=2, photos={"size": 64, "classes": 4}, workers=0)()
+
+
+def test_names_of_classes_are_those_of_the_table_that_targets_were_given(tmp_path):
+    make_shards(tmp_path / "a", Scenes(size=(64, 80), classes=3), 4, workers=0)
+    make_shards(tmp_path / "b", Scenes(size=(64, 80), classes=3), 4, workers=0)
+    stored = json.loads((tmp_path / "a" / "classes.json").read_text())
+    (tmp_path / "b" / "classes.json").write_text(json.dumps({"__background__": 0, "x": 1, "y": 2, "z": 3}))
+    own = {name: 4 - label for name, label in stored.items() if label}
+    table = tarpeg.Boxes("json:objects", label="category", labels=own)
+
+    def split(*folders, targets):
+        return tarpeg.Split([tmp_path / folder for folder in folders], tarpeg.LetterBox(32), targets=targets)
+
+    names = ["__background__", *sorted(own, key=own.__getitem__)]
+    for targets in (table, [table, tarpeg.InstanceMasks("json:objects")], [table, tarpeg.Masks("png")]):
+        assert split("a", "b", targets=targets).classes() == names
+    assert split("a", targets=tarpeg.Masks("png")).classes() == [*stored]
+    with pytest.raises(tarpeg.ShardError, match="label 1 is"):
+        split("a", "b", targets=tarpeg.Masks("png")).classes()
+    assert split("a", "b", targets=tarpeg.PadMask()).classes() is None, "no target has classes"
+    for labels in ({7: 1, 8: 2}, {"x": 1, "y": 3}, {"x": 1, "y": 1}, "coco"):
+        assert split("a", targets=tarpeg.Boxes("json:objects", labels=labels)).classes() is None
+    mixture = tarpeg.Mixture({each: split(each, targets=table) for each in "ab"}, weights={"a": 1, "b": 1})
+    loader = tarpeg.MixtureLoader(mixture, 4, workers=0)
+    assert {label for each in next(iter(loader)).targets for label in each["labels"].tolist()} <= {1, 2, 3}
+    loader.close()

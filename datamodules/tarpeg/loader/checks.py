@@ -403,6 +403,8 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
                     "Make the shards of all splits from one folder that holds train and val: "
                     "Folder(root, split=...), FolderShards(root, out) or build_cache()."
                 )
+                if any(splits[each].targets is not None for each in (first, name)):
+                    remedy = 'Give the targets of all one table: Boxes(label="category", labels={...}).'
                 if any(splits[each].labels is not None for each in (first, name)):
                     remedy = "Give the Label of all splits the same classes=[...]."
                 raise ShardError(

@@ -29,7 +29,8 @@ from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
 from ..shards.table_labels import class_names, streamed_table_labels, table_labels
 from ..shards.tables import is_frame, read_table
-from ..targets.protocols import check_targets, has_flat, type_names
+from ..targets.annotations import class_names as class_names_of
+from ..targets.protocols import check_targets, class_tables, has_flat, type_names
 from ..targets.reduced import in_pixels, refuse_reduced
 from ..targets.steps import have_rectangles, least_boxes
 from ..transforms.pipeline import Pipeline, Uncropped, pipeline_of
@@ -266,23 +267,29 @@ class Split:
     def classes(self) -> list[str] | None:
         """Names of the classes by label, from ``manifest.json`` or ``classes.json`` beside the shards.
 
-        With ``targets``, those of the objects and masks; or those of ``target``, or of the column of
-        ``labels``. None without these, for another ``target`` than "cls", for streams and images, and if one
-        folder of shards has no names. Raises ``ShardError`` as ``open``, and if two folders have other names
-        for a label.
+        With ``targets``, those of the objects and masks, or of the table that their ``labels=`` is; or those
+        of ``target``, or of the column of ``labels``. None without these, for another ``target`` than "cls",
+        for streams and images, and if one folder of shards has no names. Raises ``ShardError`` as ``open``,
+        and if two folders have other names for a label.
         """
         if self.labels is not None and self.target is not None:
             return self._classes_of_table
         if isinstance(self.target, Label):
             return self.target.names
+        if self._class_tables:
+            return class_names_of(self._class_tables)
         return classes_of(self.shards) if self.has_stored_classes else None
 
     @property
     def has_stored_classes(self) -> bool:
         """Whether the names of the classes are those stored beside the shards, or of the source, if any."""
         has_others = isinstance(self.target, Label) or (self.labels is not None and self.target is not None)
-        has_names = self.target == "cls" or self.targets is not None
+        has_names = self.target == "cls" if self.targets is None else self._class_tables == []
         return has_names and not has_others and not self.streaming
+
+    @cached_property
+    def _class_tables(self) -> list[Any] | None:
+        return None if self.targets is None else class_tables(self.targets)
 
     @cached_property
     def _classes_of_table(self) -> list[str] | None:

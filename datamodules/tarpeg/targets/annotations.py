@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..errors import ShardError
 from ..ops.scanned import Scanned
 from ..sampling.rng import Float64, Int64
+from ..shards.classes import BACKGROUND
 from ..shards.joined import own_numbers
 from ..shards.labels import document_of, field_of
 from ..shards.source import Source, plain, where_of
@@ -307,6 +308,19 @@ def table_of(labels: Any) -> dict[Any, int] | None:
         f"labels={labels!r} must be a dict from the values in the field to labels, integers of at least 0; a "
         'list of the values, which get the labels 1, 2, ...; "coco"; or None: the values are the labels'
     )
+
+
+def class_names(tables: Sequence[Any]) -> list[str] | None:
+    """Return names by label of tables ``labels=`` that agree, with the background; None if some have none."""
+    found = []
+    for table in map(table_of, tables):
+        names = {label: value for value, label in (table or {}).items() if isinstance(value, str)}
+        names.setdefault(0, BACKGROUND)
+        is_complete = table is not None and len(names) - (0 not in table.values()) == len(table)
+        if not is_complete or {*names} != {*range(len(names))}:
+            return None
+        found.append([names[label] for label in range(len(names))])
+    return found[0] if all(names == found[0] for names in found) else None
 
 
 def _is_label(label: Any) -> bool:
