@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.loaders import ALL
-from helpers.pictures import jpeg
+from helpers.pictures import jpeg, saved
 from helpers.small_tars import sample, write_tar
+from PIL import Image
 from tarpeg import Label, Loader, ShardDataModule, ShardError, Split, Whole, build_cache
 from tarpeg.errors import ResumeError
 
@@ -157,16 +158,26 @@ def test_a_stream_finds_keys_with_accents_however_they_are_written(tmp_path):
     assert labels(tmp_path / "a.tar", table, streaming=True).sort().values.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_rows_by_paths_that_have_other_keys_in_a_cache(tmp_path, streaming):
-    names = [f"cat/{'w' * 120}.jpg", "__x__/b.c.jpg", "cat/a.jpg"]
-    for name in names:
-        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "images" / name).write_bytes(jpeg("420", 16, 16))
-    build_cache(tmp_path / "images", tmp_path / "cache", executor=0)
-    table = csv(tmp_path, "file,y\n" + "".join(f"{name},{row}\n" for row, name in enumerate(names)))
-    found = labels(tmp_path / "cache", table, streaming=streaming)
-    assert found.sort().values.tolist() == [0, 1, 2]
+@pytest.mark.parametrize("kind", ["paths", "absolute", "composed", "stream"])
+def test_rows_by_paths_that_have_other_keys_in_a_cache(tmp_path, kind):
+    root = tmp_path / ("d" * 100) / ("e" * 100)
+    names = [f"cat/{'w' * 120}.jpg", "__x__/b.c.jpg", "cat/1.jpg", "dog/1.jpg"]
+    names += [f"{'f' * 100}/{'g' * 60}/1.jpg", f"dog/{unicodedata.normalize('NFD', 'é' * 60)}.jpg"]
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(saved(Image.new("L", (16, 16), 40 * number), "JPEG"))
+    build_cache(root, tmp_path / "cache", executor=0)
+    rows = [f"{root}/{name}" if kind == "absolute" else name for name in names]
+    if kind == "composed":
+        rows = [unicodedata.normalize("NFC", name) for name in names]
+        rows[-1] = names[-1]  # its key is a hash of the bytes
+    table = csv(tmp_path, "file,y\n" + "".join(f"{name},{row}\n" for row, name in enumerate(rows)))
+    split = Split(
+        tmp_path / "cache", Whole(16), labels=table, key="file", target="y", streaming=kind == "stream"
+    )
+    (batch,) = Loader(split, 8, training=False, workers=0)
+    assert (batch.image[:, 0, 8, 8] // 10).div(4).round().tolist() == batch.label.tolist()
+    assert len(batch.label) == 6
 
 
 def test_an_optional_row_that_a_stream_does_not_find_is_a_warning(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +62,7 @@ class TableLabels:
     def _row_of(self, source: Source, id: int) -> int:
         assert self.rows is not None
         (key,) = source.keys([id])
-        row = self.rows.get(_plain(key), NONE)
+        row = self.rows.get(stored(key), NONE)
         if row == TWICE or (row == NONE and not self.form.label.optional):
             what = f"{self.table} has several rows with this key" if row == TWICE else self._no_row()
             raise ShardError(f"{where_of(source, id)}: {what}")
@@ -106,14 +105,11 @@ def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None =
 
 def streamed_table_labels(table: Table, label: Label) -> TableLabels:
     """Return the labels of the samples of a stream, by their keys, as ``table_labels``."""
-    form, rows = _form(table, label), by_key([*map(_plain, table.keys)])
+    form, rows = _form(table, label), by_key([*map(stored, table.keys)])
+    for row, key in enumerate(table.keys):
+        rows.setdefault(stored(key, apart=True), row)
     values = _array(table, form, np.arange(len(table.keys)))
     return TableLabels(form, table.name, values, rows, _identity(table, form, values), key=table.keys[0])
-
-
-def _plain(key: str) -> str:
-    """Return the form in which the keys of a stream are compared."""
-    return stored(unicodedata.normalize("NFC", key))
 
 
 def class_names(table: Table, label: Label) -> list[str] | None:

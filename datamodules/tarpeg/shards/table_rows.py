@@ -44,9 +44,17 @@ def _without_dots(key: str) -> str:
     return _stem(key).replace(".", "_")
 
 
-def stored(key: str) -> str:
-    """Return the key that ``build_cache`` and ``FolderShards`` give an image: another one for a long name."""
-    return fitting(_without_dots(key))
+def stored(key: str, *, apart: bool = False) -> str:
+    """Return the key that ``build_cache`` and ``FolderShards`` give an image: another one for a long name.
+
+    Composed, whichever form of letters with accents it has; the hash of a long name depends on the form.
+
+    Args:
+        key: Path of the image.
+        apart: Whether its letters with accents were written apart (NFD).
+    """
+    name = unicodedata.normalize("NFD" if apart else "NFC", _without_dots(key))
+    return unicodedata.normalize("NFC", fitting(name))
 
 
 def _base(key: str) -> str:
@@ -104,17 +112,26 @@ def _forms(
     if not all(map(str.isascii, table)):
         table, samples = ([unicodedata.normalize("NFC", key) for key in keys] for keys in (table, samples))
     ways = [([*map(of, table)], [*map(of, samples)]) for of in _ways(folder)]
-    if left_out == 0:
-        yield _Form(ways)
-    elif left_out == 2:
-        yield _Form([([*map(_base, rows)], [*map(_base, keys)]) for rows, keys in ways], 2)
+    if left_out == 2:
+        ways = [([*map(_base, rows)], [*map(_base, keys)]) for rows, keys in ways]
+    if left_out != 1:
+        yield _Form(ways if folder is not None else [*ways, *_changed(*ways[0])], left_out)
     elif folder is not None:
         above = [of(f"{folder}/x").split("/")[:-1] for of in _ways(folder)]
         below = [[_below(each, key) for key in keys] for each, (keys, _) in zip(above, ways, strict=True)]
         yield _Form([(keys, way[1]) for keys, way in zip(below, ways, strict=True)], 1)
     elif root := _root(*ways[0]):
         rows, keys = ways[0]
-        yield _Form([([key.removeprefix(f"{root}/") for key in rows], keys)], 1)
+        rows = [key.removeprefix(f"{root}/") for key in rows]
+        yield _Form([(rows, keys), *_changed(rows, keys)], 1)
+
+
+def _changed(rows: Sequence[str], keys: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+    """Return further ways for samples whose keys a cache had to change: by a hash of what the name was."""
+    names = [[*map(stored, rows)]]
+    if not all(map(str.isascii, rows)):
+        names.append([stored(row, apart=True) for row in rows])
+    return [(each, [*keys]) for each in names]
 
 
 def _root(rows: Sequence[str], keys: Sequence[str]) -> str:
@@ -122,7 +139,7 @@ def _root(rows: Sequence[str], keys: Sequence[str]) -> str:
     own, roots = {*keys}, set[str]()
     for row in rows:
         parts = row.split("/")
-        below = (count for count in range(len(parts)) if "/".join(parts[count:]) in own)
+        below = (count for count in range(len(parts)) if fitting("/".join(parts[count:])) in own)
         if (count := next(below, None)) is not None:
             roots.add("/".join(parts[:count]))
     return roots.pop() if len(roots) == 1 else ""
@@ -130,7 +147,7 @@ def _root(rows: Sequence[str], keys: Sequence[str]) -> str:
 
 def _ways(folder: str | None) -> list[Callable[[str], str]]:
     """Forms of a key: images of a folder may differ in extensions or dots alone, which shards do not have."""
-    return [stored] if folder is None else [_whole, _stem, _without_dots]
+    return [_without_dots] if folder is None else [_whole, _stem, _without_dots]
 
 
 def _folder_of(source: Source) -> str | None:
@@ -265,7 +282,7 @@ def _check_folders(
     """Warn if rows belong to samples of ids by the names alone, in other folders, or in several."""
     ways, roots = _ways(folder), dict[str, str]()
     for id in ids[rows[ids] >= 0].tolist():
-        key, other, of = keys[id], table.keys[rows[id]], ways[way[id]]
+        key, other, of = keys[id], table.keys[rows[id]], ways[way[id] % len(ways)]
         one, two = of(key), of(other)
         if folder is None:
             is_same = f"/{one}".endswith(f"/{two}") or f"/{two}".endswith(f"/{one}")
