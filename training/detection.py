@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torchmetrics.detection import MeanAveragePrecision
 from torchvision.models.detection import FCOS
@@ -42,10 +44,11 @@ class Detector(lightning.LightningModule):
         self.optimizer = optimizer
         self.classes = classes
         self.warmup = warmup
+        self._measured: list[Any] = []
         with warnings.catch_warnings():  # of a third package that is not used
             warnings.simplefilter("ignore")
             try:
-                self.precision_of_boxes = MeanAveragePrecision(backend="pycocotools")
+                self.precision_of_boxes = MeanAveragePrecision(backend="pycocotools", sync_on_compute=False)
             except ModuleNotFoundError as error:
                 raise ConfigError(
                     f'experiment=detection: {error}: pip install -e ".[detection]"'.replace("\n", " ")
@@ -77,10 +80,18 @@ class Detector(lightning.LightningModule):
     def validation_step(self, batch: Any, _: int) -> None:
         """Compare the boxes of a batch with those of its targets."""
         images, targets = batch
-        self.precision_of_boxes.update(self.net(images), _plain(targets))
+        self._measured.append(apply_to_collection((self.net(images), _plain(targets)), Tensor, Tensor.cpu))
 
     def on_validation_epoch_end(self) -> None:
         """Log mean average precision, and that at IoU 0.5."""
+        measured: list[Any] = [self._measured]
+        if self.trainer.world_size > 1:
+            # Not by torchmetrics, which needs as many images on each rank.
+            measured *= self.trainer.world_size
+            torch.distributed.all_gather_object(measured, self._measured)
+        for predicted, targets in itertools.chain(*measured):
+            self.precision_of_boxes.update(predicted, targets)
+        self._measured = []
         found = self.precision_of_boxes.compute()
         self.precision_of_boxes.reset()
         self.log("val/map", found["map"], prog_bar=True)

@@ -222,6 +222,29 @@ def test_a_process_may_look_at_a_batch_before_all_load_a_state(photos, on, order
     on(0, list, loaders[0])
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_process_that_took_batches_alone_is_an_epoch_ahead_with_a_warning(photos, on, count):
+    loaders = [on(process, lambda: Loader(Split(photos, CenterCrop(8)), 1, workers=0)) for process in (0, 1)]
+    on(0, lambda: [*itertools.islice(loaders[0], count)])
+    text = r"split: process [01] reads epoch [01], which 1 of 2 processes have begun.*rank=0 and world=1"
+    with pytest.warns(UserWarning, match=text):
+        in_turn(on, loaders)
+    for process, loader in enumerate(loaders):
+        on(process, loader.sampler.set_epoch, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            in_turn(on, loaders)
+
+
+def in_turn(on, loaders):
+    """Iterate over both loaders at the same time, as processes do that train together."""
+    running = [on(process, iter, loader) for process, loader in enumerate(loaders)]
+    for _ in range(1 + len(loaders[0])):
+        for process, each in enumerate(running):
+            on(process, next, each, None)
+
+
 def test_a_state_that_is_loaded_twice_replaces_the_first(photos, on):
     loaders = [on(process, loader_of, photos) for process in (0, 1)]
     state = loaders[0].state_dict() | {"batches": 1}

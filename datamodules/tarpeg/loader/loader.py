@@ -577,7 +577,7 @@ class Loader:
         self._iterations += 1
         iteration = self._iterations
         self._epoch, self._delivered = self.sampler.begin()
-        positions, place = self._positions, (self._epoch, self._delivered)
+        positions, place, epochs = self._positions, (self._epoch, self._delivered), None
         self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
         self._bad_before, is_on_device = self.substituted, self.config.decodes_on_device
         epoch, count, owner = self._epoch, self._feed.length, os.getpid()
@@ -588,6 +588,8 @@ class Loader:
         for k in itertools.count(self._delivered):
             if is_on_device:
                 self.settle()  # of the batch before
+            if epochs is not None:
+                epochs.check(epoch, k - place[1], is_end=k == count)
             if k == count:
                 return
             if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork
@@ -617,6 +619,9 @@ class Loader:
             del batch
             if positions is not None:
                 positions.go_on(*place)
+                if self.training:
+                    positions.begin(epoch)
+                    epochs = positions
                 positions = None
             if self._iterations != iteration:
                 raise RuntimeError(

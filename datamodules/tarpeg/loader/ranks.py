@@ -21,6 +21,7 @@ Mesh = Any
 
 ORDER = "shuffle=, subset=, weights= and repeats= of the split, and the buckets of its crop"
 """What the checksum ``order`` of a feed is of."""
+_FAR, _FEW = 100, 4  # batches
 _CAUSES = {
     "batches": "drop_last= and crop",
     "data": "shards, in the same order, with the same labels",
@@ -133,7 +134,7 @@ class DataRank:
                     f"the {name} split is {here} on rank 0 but {there} on rank {other}. "
                     f"Give every rank the same {_causes(names)}."
                 )
-        return Positions(name, process, f"tarpeg/{found[0][3]}")
+        return Positions(name, process, processes, f"tarpeg/{found[0][3]}")
 
 
 def _causes(facts: Sequence[str]) -> str:
@@ -156,14 +157,20 @@ class Positions:
     the last one finds a difference. Nothing waits for another process, which may never iterate. A process
     that takes a single batch, for a look at it, may load a state afterwards: only a second batch counts.
 
+    A process that has taken a look alone is an epoch ahead from then on. Processes that train together are
+    never many batches apart: one that has read 100 batches of an epoch, or all if these are at least 4,
+    compares how many have begun that epoch.
+
     Args:
         name: Of the split, for messages.
         process: Number of this process.
+        processes: Number of all.
         key: Of the loader in the store, equal on all processes.
     """
 
-    def __init__(self, name: str, process: int, key: str) -> None:
-        self._name, self._process, self._key = name, process, key
+    def __init__(self, name: str, process: int, processes: int, key: str) -> None:
+        self._name, self._process, self._processes, self._key = name, process, processes, key
+        self._epochs = set[int]()  # that this process has begun
         self._owner = os.getpid()  # a child of a fork may not use the connection of its parent
         self._loaded = 0  # states, those that replaced another before an iteration not counted
         self._has_begun = False  # since the last of them
@@ -174,7 +181,7 @@ class Positions:
             return
         if not self._has_begun:
             self._note("skipped", "begun", f"goes on from batch {batch} of epoch {epoch}, with a state")
-        self._loaded, self._has_begun = self._loaded + 1, False
+        self._loaded, self._has_begun, self._epochs = self._loaded + 1, False, set()
 
     def go_on(self, epoch: int, batch: int) -> None:
         """Compare where this process began, at its second batch, for the first time since a state.
@@ -191,6 +198,31 @@ class Positions:
         )
         if self._loaded:
             self._agree(f"process {self._process} goes on from ", place)
+
+    def begin(self, epoch: int) -> None:
+        """Count this process among those that have begun an epoch of a training."""
+        store = None if epoch in self._epochs else self._store()
+        if store is not None:
+            self._epochs.add(epoch)
+            with contextlib.suppress(RuntimeError):
+                store.add(f"epoch/{epoch}", 1)
+
+    def check(self, epoch: int, read: int, *, is_end: bool) -> None:
+        """Warn if not all processes have begun an epoch of which this one has read so many batches."""
+        if read != _FAR and not (is_end and _FEW <= read < _FAR):
+            return
+        store, count = self._store() if epoch in self._epochs else None, self._processes
+        if store is not None:
+            with contextlib.suppress(RuntimeError):
+                count = store.add(f"epoch/{epoch}", 0)
+        if count < self._processes:
+            warn(
+                f"the {self._name} split: process {self._process} reads epoch {epoch}, which {count} of "
+                f"{self._processes} processes have begun. If they train together, some samples come twice, "
+                "and others not: one of them has taken batches alone, which was an epoch, too. Make a loader "
+                "of its own for it, with rank=0 and world=1, or set the epoch on all of them: "
+                "loader.sampler.set_epoch(epoch)"
+            )
 
     def _note(self, done: str, opposite: str, what: str) -> None:
         store, mine, theirs = self._store(), f"process {self._process} {what}", b""
