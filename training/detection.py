@@ -94,8 +94,8 @@ class Detector(lightning.LightningModule):
         self._measured = []
         found = self.precision_of_boxes.compute()
         self.precision_of_boxes.reset()
-        self.log("val/map", found["map"], prog_bar=True)
-        self.log("val/map50", found["map_50"])
+        self.log("val/map", found["map"], prog_bar=True, sync_dist=True)  # equal on all ranks
+        self.log("val/map50", found["map_50"], sync_dist=True)
 
     def configure_optimizers(self) -> Any:
         """Return the optimiser and its schedule."""

@@ -97,6 +97,37 @@ def test_a_small_training_passes_and_shuffled_targets_do_not(name, tmp_path, one
     assert found[0] > reached and found[1] < missed, found
 
 
+def test_the_precision_of_boxes_is_that_of_all_ranks_however_many_images_they_have(monkeypatch):
+    pytest.importorskip("pycocotools")
+    from training.detection import Detector
+
+    def image(number):
+        begin = 10.0 * torch.rand(2, 2, generator=torch.Generator().manual_seed(number))
+        boxes = torch.cat([begin, begin + 20], dim=1)
+        labels = torch.tensor([1, 2])
+        found = {"boxes": boxes + number, "labels": labels, "scores": torch.tensor([0.9, 0.4]) + number / 50}
+        return found, {"boxes": boxes, "labels": labels}
+
+    def measured(batches, others=()):
+        model, values = Detector(nn.Identity(), None, 3), {}
+        model._trainer = types.SimpleNamespace(world_size=1 + len(others))
+        model.log = lambda name, value, **_: values.update({name: float(value)})
+
+        def gather(found, own):
+            found[:] = [own, *others]
+
+        monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+        for batch in batches:
+            model.validation_step(tuple(map(list, zip(*map(image, batch), strict=True))), 0)
+        sent = [*model._measured]
+        model.on_validation_epoch_end()
+        return values, sent
+
+    whole, _ = measured([[0, 1], [2, 3], [4]])
+    _, other = measured([[1], [4]])
+    assert measured([[0, 2], [3]], [other])[0] == whole and 0 < whole["val/map"] < 1
+
+
 def batch_of(highest):
     """Images and targets of both tasks with that class."""
     images = torch.zeros(2, 3, 32, 32)
