@@ -133,7 +133,7 @@ class Classifier(lightning.LightningModule):
 
     def validation_step(self, batch: Any, _: int, dataloader_idx: int = 0) -> None:
         """Count loss and accuracy of a batch; each of several validation sets has its own accuracy."""
-        images, labels = batch
+        images, labels = batch[:2]
         scores = self(images)
         if self.task is not None:
             self.task.update(scores, labels)

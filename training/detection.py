@@ -79,7 +79,7 @@ class Detector(lightning.LightningModule):
 
     def validation_step(self, batch: Any, _: int) -> None:
         """Compare the boxes of a batch with those of its targets."""
-        images, targets = batch
+        images, targets = batch[:2]
         self._measured.append(apply_to_collection((self.net(images), _plain(targets)), Tensor, Tensor.cpu))
 
     def on_validation_epoch_end(self) -> None:

@@ -74,7 +74,7 @@ class Segmenter(lightning.LightningModule):
 
     def validation_step(self, batch: Any, _: int) -> None:
         """Count the pixels of a batch."""
-        images, masks = batch
+        images, masks = batch[:2]
         self.iou.update(self(images).argmax(1), masks)
 
     def on_validation_epoch_end(self) -> None:

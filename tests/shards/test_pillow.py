@@ -320,6 +320,31 @@ def test_a_png_with_fewer_rows_than_its_header_says_is_truncated(colour, depth, 
                 open_rgb(content)
 
 
+def tiff(rows, strips):
+    """An uncompressed gray TIFF of 20 x 30 pixels, of strips of ten rows."""
+    counts = [len(strip) for strip in strips]
+    places = [8 + sum(counts[:number]) for number in range(len(strips))]
+    data = b"".join(strips)
+    ends = [8 + len(data), 8 + len(data) + 4 * len(strips)]
+    fields = [(256, 1, 20), (257, 1, rows), (258, 1, 8), (259, 1, 1), (262, 1, 1)]
+    fields += [(273, len(strips), ends[0] if len(strips) > 1 else places[0]), (277, 1, 1), (278, 1, 10)]
+    fields.append((279, len(strips), ends[1] if len(strips) > 1 else counts[0]))
+    arrays = struct.pack(f"<{2 * len(strips)}I", *places, *counts)
+    entries = b"".join(struct.pack("<HHII", tag, 4, count, value) for tag, count, value in fields)
+    directory = struct.pack("<H", len(fields)) + entries + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8 + len(data) + len(arrays)) + data + arrays + directory
+
+
+def test_a_tiff_with_fewer_strips_than_its_header_says_is_truncated():
+    strips = [bytes([level]) * 200 for level in (50, 100, 150)]
+    assert np.asarray(open_rgb(tiff(30, strips)))[::10, 0, 0].tolist() == [50, 100, 150]
+    assert open_rgb(tiff(23, [*strips[:2], strips[2][:60]])).size == (20, 23)
+    for short in (strips[:2], strips[:1], [*strips[:2], strips[2][:100]]):
+        with pytest.raises(RefusedError, match="a TIFF with fewer rows") as caught:
+            open_rgb(tiff(30, short))
+        assert caught.value.status == Status.TRUNCATED
+
+
 @pytest.mark.parametrize("interlaced", [0, 1])
 def test_rows_beyond_the_last_are_not_decompressed(interlaced):
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 0, 0, 0, interlaced))

@@ -357,6 +357,23 @@ def test_a_column_of_integers_has_one_part_with_separators(tmp_path, folder):
         assert torch.equal(labels(folder, frame, label), labels(folder, table, label))
 
 
+@pytest.mark.parametrize("head", ["file,y,note (a|b|c|d)", 'file,y,"x;z;w;q"'])
+def test_the_delimiter_is_that_of_cells_not_of_names(tmp_path, folder, head):
+    table = csv(tmp_path, f"{head}\na,2,\nb,1,\nsub/c.d,3,\n")
+    assert labels(folder, table).tolist() == [2, 1, 3]
+
+
+def test_lists_of_numbers_of_another_form_are_no_names(tmp_path, folder):
+    table = csv(tmp_path, 'file,y\na,"1,5;2,5"\nb,"3,5"\nsub/c.d,"4,5"\n')
+    with pytest.raises(ShardError, match=r"write numbers with a point.*kind='classes'"):
+        labels(folder, table, Label("y", separator=";"))
+    assert labels(folder, table, Label("y", "classes", separator=";")).shape == (3, 4)
+
+
+def test_white_space_makes_no_class_in_a_frame(folder):
+    assert labels(folder, {"file": ["a", "b", "sub/c.d"], "y": [" cat", "cat", "dog "]}).tolist() == [0, 0, 1]
+
+
 def test_letters_with_accents_are_one_class_however_they_are_written(tmp_path, folder):
     cells = [unicodedata.normalize(form, "Bär") for form in ("NFC", "NFD")]
     table = csv(tmp_path, f"sep=|\r\nfile|y\r\na|{cells[0]}\r\nb|{cells[1]}\r\nsub/c.d|Ara\r\n")
@@ -585,7 +602,9 @@ def test_a_row_of_an_image_in_another_folder_is_not_taken_in_silence(tmp_path):
             labels(("train/a/x", 7), ("train/a/y", 8), begin=begin)
 
 
-@pytest.mark.parametrize("cells", ["0;5", "1,5", "-inf", "1 000", "12 %", "0x1F", "\u0661\u0662"])
+@pytest.mark.parametrize(
+    "cells", ["0;5", "1,5", "-inf", "1 000", "12 %", "1.000,5", "1'000", "\u22121", "0x1F", "\u0661\u0662"]
+)
 def test_white_space_makes_no_class_and_numbers_of_another_form_are_no_names(tmp_path, folder, cells):
     if cells == "0;5":
         table = csv(tmp_path, "file;y\na;cat\nb; cat \nsub/c.d;dog\n")

@@ -343,6 +343,11 @@ def _rank_in_mesh(given: Mesh) -> tuple[int, int]:
             'of its data-parallel dimension, such as (mesh, "dp")'
         )
     known = tuple(mesh.mesh_dim_names or ())
+    if not known and mesh.ndim != 1:
+        raise ValueError(
+            'mesh= has dimensions without names: make it with names, such as mesh_dim_names=("dp", "tp") of '
+            'init_device_mesh(), and give mesh=(mesh, "dp")'
+        )
     if not names and mesh.ndim != 1:
         raise ValueError(
             f"mesh= has the dimensions {known or mesh.ndim}: give the name of the data-parallel one, such as "

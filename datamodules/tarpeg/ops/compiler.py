@@ -344,7 +344,7 @@ def find_compiler() -> list[str]:
     for name in ("c++", "g++", "clang++"):
         if shutil.which(name):
             return [name]
-    raise BuildError(NO_COMPILER.format(tried="none of c++, g++, clang++"))
+    raise BuildError(NO_COMPILER.format(tried="c++, g++ and clang++"))
 
 
 def _host_compiler() -> list[str]:

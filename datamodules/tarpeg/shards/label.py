@@ -26,8 +26,10 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 # Not what float() reads besides: "15_20", and digits of other scripts.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[+-]?(inf|infinity|(nan))", re.IGNORECASE)
-_NUMBER_ELSEWHERE = re.compile(r"[+-]?\d+(\s\d+)*([.,]\d+)?(\s?%)?|0[xX][0-9a-fA-F]+")
-"""Texts that other programs read as numbers: 1,5; 1 000; 12%; digits of other scripts."""
+_NUMBER_ELSEWHERE = re.compile(
+    r"[+\N{MINUS SIGN}-]?\d+([\s.,'\N{RIGHT SINGLE QUOTATION MARK}]\d+)*(\s?%)?|0[xX][0-9a-fA-F]+"
+)
+"""Texts that other programs read as numbers, or dates: 1,5; 1.000,5; 12%; digits of other scripts."""
 _LIMIT = 1 << 63
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_INTEGER = -1  # a missing label
@@ -237,6 +239,12 @@ class Form:
 
     def _finite(self, cell: Any) -> float:
         value: Any = cell
+        if isinstance(cell, (list, tuple)):
+            _refuse(
+                cell,
+                "a list, and not a number as of the first sample; in a stream give a place for each number, "
+                'such as ["json:v.0", "json:v.1"]',
+            )
         if self.is_text and isinstance(cell, str) and _NUMBER.fullmatch(cell.strip()):
             value = float(cell)
         if type(value) not in (int, float) or not abs(value) <= _LARGEST:
@@ -277,7 +285,7 @@ def _whole(cell: Any) -> Any:
 
 def _name(cell: Any) -> str:
     """Return the name of a class: macOS writes letters with accents as two (NFD), most programs do not."""
-    return unicodedata.normalize("NFC", str(_whole(cell)))
+    return unicodedata.normalize("NFC", str(_whole(cell)).strip())
 
 
 def names_of(numbers: Mapping[str, int]) -> list[str] | None:
@@ -357,11 +365,12 @@ def _kind_of(label: Label, cells: Sequence[Any], *, is_text: bool) -> Kind:
             "give tarpeg.Label(kind='class') if all of them are names",
         )
     odd = next((each for each in flat if _looks_like_a_number(each, is_text)), None)
-    if odd is not None and not are_lists and all(_looks_like_a_number(each, is_text) for each in flat):
+    if odd is not None and all(_looks_like_a_number(each, is_text) for each in flat):
         _refuse(
             odd,
             "as are all others: write numbers with a point, and in a DataFrame as numbers, or give "
-            "tarpeg.Label(kind='class') if they are names, whose labels are their places in sorted order",
+            f"tarpeg.Label(kind={'classes' if are_lists else 'class'!r}) if they are names, whose labels are "
+            "their places in sorted order",
         )
     return "classes" if are_lists else "class"
 

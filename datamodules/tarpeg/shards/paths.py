@@ -129,7 +129,7 @@ def _expand_one(text: str) -> Iterator[Path]:
     if is_url(text):
         raise ShardError(
             Message(
-                f"shards {text!r} is not local. Give ",
+                f"shards {public_url(text)!r} is not local. Give ",
                 Call("tarpeg.Split", {"streaming": True}),
                 ", or copy it to a local folder, for which more is guaranteed (see tarpeg.Streaming).",
             )

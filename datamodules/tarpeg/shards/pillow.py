@@ -60,6 +60,7 @@ _SIGNED = (
 # Tags of TIFF: bits per sample; 1: without compression; 0: 0 is white; 2: the lowest bit is first; 2: a plane
 # per channel; 2: signed, 3: floating-point.
 _BITS, _COMPRESSION, _WHITE, _FILL_ORDER, _PLANES, _SAMPLE_FORMAT = 258, 259, 262, 266, 284, 339
+_STRIPS, _ROWS, _COUNTS, _YCBCR = 273, 278, 279, 6  # places of strips, rows and bytes of each; a colour space
 # The passes of an interlaced PNG: its first column and row, and the steps to the next.
 _PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
 _PIECE = 1 << 20  # bytes of rows
@@ -216,11 +217,19 @@ def open_values(content: bytes) -> np.ndarray:
 
 
 def _check_tiff(image: Image.Image) -> None:
-    """Raise ``RefusedError`` for a TIFF whose samples Pillow 13 takes for others."""
+    """Raise ``RefusedError`` for a TIFF whose samples Pillow 13 takes for others, or that lacks some."""
     tags = getattr(image, "tag_v2", {})
     if {*tags.get(_SAMPLE_FORMAT, ())} - {1, 4}:  # unsigned, undefined
         raise RefusedError(Status.UNSUPPORTED, _SIGNED)
     is_plain = tags.get(_COMPRESSION, 1) == 1 and tags.get(_PLANES, 1) == 2
+    if tags.get(_COMPRESSION, 1) == 1 and _STRIPS in tags:
+        # Pillow leaves the rows of strips that are missing at zero, and reads beyond the end of a short one.
+        bits, rows = tags.get(_BITS, (1,)), min(tags.get(_ROWS, image.height), image.height)
+        strips = -(-image.height // rows) * (len(bits) if is_plain else 1)
+        last = (image.height - (strips - 1) * rows) * -(-image.width * sum(bits) // 8)
+        has_short = strips > 1 and not is_plain and tags.get(_WHITE) != _YCBCR and tags[_COUNTS][-1] < last
+        if len(tags[_STRIPS]) < strips or has_short:
+            raise RefusedError(Status.TRUNCATED, "a TIFF with fewer rows than its header says")
     if is_plain and ({*tags.get(_BITS, (1,))} != {8} or tags.get(_WHITE) == 0 or tags.get(_FILL_ORDER) == 2):
         raise RefusedError(
             Status.UNSUPPORTED,

@@ -243,7 +243,7 @@ class Stream:
             yield from samples
         except failures(*_BROKEN) as error:
             raise ShardError(
-                f"shard {opener.url} cannot be read as a stream: {opener.reason(error)}. Check "
+                f"shard {public_url(opener.url)} cannot be read as a stream: {opener.reason(error)}. Check "
                 f"the address, the network, and that it is a complete tar.{_of_folder(opener.url)}"
             ) from error
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,12 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
     try:
         # Excel begins with a byte order mark.
         with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
-            delimiter = max(_DELIMITERS, key=first.count)
-            if named := re.fullmatch(r"sep=(.)\s*", first):  # Excel's
+            first = [file.readline(), file.readline()]
+            delimiter = max(_DELIMITERS, key=partial(_cells, first))
+            file.seek(0)
+            if named := re.fullmatch(r"sep=(.)\s*", first[0]):  # Excel's
                 delimiter = named[1]
-            else:
-                file.seek(0)
+                file.readline()
             rows = csv.reader(file, delimiter=delimiter, strict=True)
             header = [each.strip() for each in next(rows, [])]
             cells: list[list[str]] = []
@@ -115,6 +116,12 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
         return [[row[header.index(each)] for row in cells] for each in names]
 
     return header, read
+
+
+def _cells(lines: Sequence[str], delimiter: str) -> tuple[bool, int]:
+    """Return whether the first lines of a table have as many cells, and how many."""
+    counts = [len(row) for row in csv.reader(lines, delimiter=delimiter) if row]
+    return len({*counts}) == 1, counts[0] if counts else 0
 
 
 def _parquet(name: str, path: Path) -> tuple[list[str], Read]:

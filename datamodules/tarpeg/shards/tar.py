@@ -42,6 +42,8 @@ _OTHER_FORMATS = (
     (_ZSTD, _COMPRESSED.format("unzstd")),
     (b"\xff\xd8\xff", _IMAGE),
     (b"\x89PNG", _IMAGE),
+    (b"LZIP", _COMPRESSED.format("lzip -d")),
+    (b"\x04\x22\x4d\x18", _COMPRESSED.format("lz4 -d")),
     (b"PK\x03\x04", "is a zip file, not a tar: repack it as an uncompressed tar"),
     (b"version https://git-lfs", "is a git-lfs pointer, not the tar itself: run git lfs pull"),
     (b"<", "is not a tar but looks like HTML or XML (a failed download?): download it again"),
