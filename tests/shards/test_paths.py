@@ -112,6 +112,12 @@ def test_expand_refuses(tmp_path, source, message):
         assert "secret" not in str(caught.value)
 
 
+def test_a_folder_of_images_that_are_not_read_names_one(tmp_path):
+    (tmp_path / "IMG_1.HEIC").write_bytes(b"x")
+    with pytest.raises(ShardError, match=r"no image but 'IMG_1\.HEIC', of a format that is not read"):
+        expand(tmp_path)
+
+
 def test_a_file_url_is_its_path(tmp_path):
     (tmp_path / "a b::c").mkdir()
     path = plain(tmp_path / "a b::c" / "train-0.tar")

@@ -24,6 +24,7 @@ from .walk import by_number, matches
 Paths = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
 _ARCHIVES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")
+_NOT_READ = ("heic", "heif", "jxl", "jp2")  # images
 _SHOWN = 3  # file names of a folder in a message
 # Words for a split in names of shards, at their begin or between separators.
 _SPLITS = {
@@ -180,9 +181,12 @@ def _expand_existing(text: str) -> Iterator[Path]:
         raise ShardError(f"shards {text!r}: the folder cannot be read: {error.strerror}.") from error
     files = sorted(found | set(listed(path)))
     if not files:
-        images = (entry.name for entry in path.iterdir() if entry.suffix[1:].lower() in FILE_EXTENSIONS)
-        image = next(images, None)
+        kinds = {entry.suffix[1:].lower(): entry.name for entry in path.iterdir()}
+        image = next((name for kind, name in kinds.items() if kind in FILE_EXTENSIONS), None)
+        other = next((name for kind, name in kinds.items() if kind in _NOT_READ), None)
         beside = "no image" if image is None else f"no sub-directory per class, but images such as {image!r}"
+        if image is None and other is not None:
+            beside += f" but {other!r}, of a format that is not read: convert such files to JPEG or PNG"
         raise ShardError(
             f"shards {text!r}: the folder has no .tar file and {beside}. Expected are .tar files directly in "
             "it; images to predict, in it or below; or, for build_cache and FolderShards only, one "

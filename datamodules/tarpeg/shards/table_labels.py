@@ -107,7 +107,8 @@ def streamed_table_labels(table: Table, label: Label) -> TableLabels:
     """Return the labels of the samples of a stream, by their keys, as ``table_labels``."""
     form, rows = _form(table, label), by_key([*map(stored, table.keys)])
     for row, key in enumerate(table.keys):
-        rows.setdefault(stored(key, apart=True), row)
+        if not key.isascii():
+            rows.setdefault(stored(key, apart=True), row)
     values = _array(table, form, np.arange(len(table.keys)))
     return TableLabels(form, table.name, values, rows, _identity(table, form, values), key=table.keys[0])
 

@@ -20,6 +20,7 @@ from .source import Source, where_of
 from .tables import Table
 
 _SHOWN = 3  # keys in a message
+_SHORT = 90  # characters of a key that fits into the header of a tar
 TWICE, NONE = -2, -1  # in place of a row
 
 
@@ -126,12 +127,18 @@ def _forms(
         yield _Form([(rows, keys), *_changed(rows, keys)], 1)
 
 
-def _changed(rows: Sequence[str], keys: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+def _changed(rows: list[str], keys: Sequence[str]) -> list[tuple[list[str], list[str]]]:
     """Return further ways for samples whose keys a cache had to change: by a hash of what the name was."""
-    names = [[*map(stored, rows)]]
-    if not all(map(str.isascii, rows)):
-        names.append([stored(row, apart=True) for row in rows])
-    return [(each, [*keys]) for each in names]
+    found = []
+    for apart in (False, True):
+        # Nearly all keys stay as they are: short ones without "__".
+        names = [
+            row if row.isascii() and len(row) < _SHORT and "__" not in row else stored(row, apart=apart)
+            for row in rows
+        ]
+        if names != rows and names not in found:
+            found.append(names)
+    return [(names, [*keys]) for names in found]
 
 
 def _root(rows: Sequence[str], keys: Sequence[str]) -> str:
