@@ -26,7 +26,7 @@ SECRET = re.compile(r"://[^/]*@|https?://[^,]*\?", re.IGNORECASE)
 _KEY_OF = re.compile(r"[A-Za-z0-9][\w-]*(\.[A-Za-z0-9][\w-]*)*")
 _RISKY = re.compile("pipe|streaming|checkpoint|pretrained", re.IGNORECASE)
 # Paths and URLs: no commands, which have a colon or "|", and no interpolation.
-_TEXT = re.compile(r"((https?|s3|gs|hf)://)?([^:|${}\\<>`\x00-\x1f]|\{\d+\.\.\d+\})*")
+_TEXT = re.compile(r"((https?|s3|gs|hf|file)://)?([^:|${}\\<>`\x00-\x1f]|\{\d+\.\.\d+\})*")
 _OPTION = re.compile(r"[\w-]*")
 
 

@@ -70,7 +70,8 @@ class Classifier(lightning.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Choose loss and metric for the labels. ConfigError if the network has another number of outputs."""
-        if stage in ("fit", "validate"):
+        # Once: Lightning keeps the names of metrics.
+        if stage in ("fit", "validate") and len(self.accuracies) != len(self._sets):
             self.accuracies = nn.ModuleList(self.accuracy.clone() for _ in self._sets)
         if self.task is None and stage != "predict":
             self.task = task_of(self._data, self._given)

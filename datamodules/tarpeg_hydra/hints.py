@@ -59,7 +59,10 @@ def check_arguments(program: str, arguments: Sequence[str]) -> None:
                 f"{program}: {argument} cannot be read: a value with special characters needs Hydra's quotes "
                 f"within the shell's: {quoted(key, value)}"
             ) from None
-        if override.is_sweep_override() and not {"-m", "--multirun"} & {*arguments}:
+        is_multirun = {"-m", "--multirun"} & {*arguments} or any(
+            each[:10] == "hydra.mode" for each in arguments
+        )
+        if override.is_sweep_override() and not is_multirun:
             raise SystemExit(
                 f"{program}: {argument} has several values: -m runs {program} with each. If it is one "
                 f"value, it needs Hydra's quotes within the shell's: {quoted(key, value)}"

@@ -160,6 +160,20 @@ def test_names_of_classes_are_those_of_the_table_that_targets_were_given(tmp_pat
     assert split("a", "b", targets=tarpeg.PadMask()).classes() is None, "no target has classes"
     for labels in ({7: 1, 8: 2}, {"x": 1, "y": 3}, {"x": 1, "y": 1}, "coco"):
         assert split("a", targets=tarpeg.Boxes("json:objects", labels=labels)).classes() is None
+    colours = tarpeg.Masks("png", labels={(0, 0, 0): 0, (128, 0, 0): 1})
+    numbers = tarpeg.InstanceMap("png", divisor=1000, labels=[24, 25])
+    assert split("a", targets=colours).classes() is split("a", targets=numbers).classes() is None
+
+    class Own(tarpeg.Target):
+        labels = "of the user"
+
+        def read(self, source, ids):
+            return [None] * len(ids)
+
+        def move(self, value, view):
+            return value
+
+    assert split("a", targets=Own()).classes() == [*stored]
     mixture = tarpeg.Mixture({each: split(each, targets=table) for each in "ab"}, weights={"a": 1, "b": 1})
     loader = tarpeg.MixtureLoader(mixture, 4, workers=0)
     assert {label for each in next(iter(loader)).targets for label in each["labels"].tolist()} <= {1, 2, 3}

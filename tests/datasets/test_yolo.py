@@ -182,3 +182,8 @@ def test_labels_that_are_nowhere_or_of_two_images(tmp_path):
     (tmp_path / "labels").rename(tmp_path / "annotations")
     with pytest.raises(ShardError, match=r"labels/train/0\.txt does not exist"):
         pack(tmp_path, data)
+
+
+def test_lines_with_points_are_not_taken_for_polygons(tmp_path):
+    with pytest.raises(ShardError, match=r"kpt_shape is \[2, 2\].*task='detect': give task='pose'"):
+        pack(tmp_path, layout(tmp_path, more="kpt_shape: [2, 2]"))

@@ -334,7 +334,9 @@ def test_a_process_that_waits_for_others_says_so_and_the_timeout_is_an_error(on,
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     monkeypatch.setattr(errors, "SAY_EVERY", 0.1)
-    with pytest.raises(ShardError, match=r"not all 2 .* train split \(Timed out .*rank=0 and"):
+    with pytest.raises(
+        ShardError, match=r"the 2 processes could not compare the train split \(Timed out .*rank=0 and"
+    ):
         on(0, DataRank(0, 2).compare, "train", {})
     assert "waiting for all 2 processes to make the loader of the train split, since" in caplog.text
 

@@ -118,6 +118,12 @@ def test_a_folder_of_images_that_are_not_read_names_one(tmp_path):
         expand(tmp_path)
 
 
+@pytest.mark.parametrize("url", ["file://", "file://data/a.tar"])
+def test_a_file_url_has_three_slashes(url):
+    with pytest.raises(ShardError, match=r"must have three slashes, as file:///data/a\.tar"):
+        expand_urls(url)
+
+
 def test_a_file_url_is_its_path(tmp_path):
     (tmp_path / "a b::c").mkdir()
     path = plain(tmp_path / "a b::c" / "train-0.tar")

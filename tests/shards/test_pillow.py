@@ -335,6 +335,14 @@ def tiff(rows, strips):
     return b"II*\0" + struct.pack("<I", 8 + len(data) + len(arrays)) + data + arrays + directory
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_strips_are_counted_of_the_image_as_stored(orientation):
+    image = Image.fromarray(np.arange(60 * 200, dtype=np.uint16).reshape(60, 200).astype(np.uint8))
+    for rows in (7, 60):
+        data = saved(image, "TIFF", tiffinfo={274: orientation, 278: rows})
+        assert open_rgb(data).size == ((60, 200) if orientation > 4 else (200, 60))
+
+
 def test_a_tiff_with_fewer_strips_than_its_header_says_is_truncated():
     strips = [bytes([level]) * 200 for level in (50, 100, 150)]
     assert np.asarray(open_rgb(tiff(30, strips)))[::10, 0, 0].tolist() == [50, 100, 150]

@@ -156,6 +156,11 @@ class Yolo:
     def _shape(self, settings: dict[str, Any]) -> tuple[int, int] | None:
         given: Any = settings.get("kpt_shape") if self.kpt_shape is None else self.kpt_shape
         if self.task != "pose":
+            if given is not None:  # whose lines could be taken for polygons
+                raise ShardError(
+                    f"{self.root}: kpt_shape is {given!r}, of lines with points, and task={self.task!r}: "
+                    "give task='pose', which has the boxes too"
+                )
             return None
         is_pair = isinstance(given, Sequence) and len(given) == 2 and {*map(type, given)} == {int}
         if not is_pair or given[0] < 1 or given[1] not in (2, 3):

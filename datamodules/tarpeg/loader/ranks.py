@@ -108,8 +108,8 @@ class DataRank:
                 torch.distributed.all_gather_object(found, own)
         except RuntimeError as error:
             raise ShardError(
-                f"not all {processes} processes make the loader of the {name} split ({error}): make it "
-                "on all of them, or with rank=0 and world=1 for a process that iterates alone"
+                f"the {processes} processes could not compare the {name} split ({error}): make its loader on "
+                "all of them, or with rank=0 and world=1 for a process that iterates alone"
             ) from error
         for other, each in enumerate(found):
             if not isinstance(each, tuple) or len(each) != 4:

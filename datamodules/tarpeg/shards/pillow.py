@@ -60,7 +60,8 @@ _SIGNED = (
 # Tags of TIFF: bits per sample; 1: without compression; 0: 0 is white; 2: the lowest bit is first; 2: a plane
 # per channel; 2: signed, 3: floating-point.
 _BITS, _COMPRESSION, _WHITE, _FILL_ORDER, _PLANES, _SAMPLE_FORMAT = 258, 259, 262, 266, 284, 339
-_STRIPS, _ROWS, _COUNTS, _YCBCR = 273, 278, 279, 6  # places of strips, rows and bytes of each; a colour space
+_WIDTH, _HEIGHT, _YCBCR = 256, 257, 6  # the last is a colour space
+_STRIPS, _ROWS, _COUNTS = 273, 278, 279  # places of strips, rows and bytes of each
 # The passes of an interlaced PNG: its first column and row, and the steps to the next.
 _PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
 _PIECE = 1 << 20  # bytes of rows
@@ -224,10 +225,16 @@ def _check_tiff(image: Image.Image) -> None:
     is_plain = tags.get(_COMPRESSION, 1) == 1 and tags.get(_PLANES, 1) == 2
     if tags.get(_COMPRESSION, 1) == 1 and _STRIPS in tags:
         # Pillow leaves the rows of strips that are missing at zero, and reads beyond the end of a short one.
-        bits, rows = tags.get(_BITS, (1,)), min(tags.get(_ROWS, image.height), image.height)
-        strips = -(-image.height // rows) * (len(bits) if is_plain else 1)
-        last = (image.height - (strips - 1) * rows) * -(-image.width * sum(bits) // 8)
-        has_short = strips > 1 and not is_plain and tags.get(_WHITE) != _YCBCR and tags[_COUNTS][-1] < last
+        width, height = tags[_WIDTH], tags[_HEIGHT]  # as stored: those of Pillow are upright
+        bits, rows = tags.get(_BITS, (1,)), min(tags.get(_ROWS) or height, height)
+        strips = -(-height // rows) * (len(bits) if is_plain else 1)
+        last = (height - (strips - 1) * rows) * -(-width * sum(bits) // 8)
+        has_short = (
+            strips > 1
+            and not is_plain
+            and tags.get(_WHITE) != _YCBCR
+            and 0 < tags.get(_COUNTS, (0,))[-1] < last
+        )
         if len(tags[_STRIPS]) < strips or has_short:
             raise RefusedError(Status.TRUNCATED, "a TIFF with fewer rows than its header says")
     if is_plain and ({*tags.get(_BITS, (1,))} != {8} or tags.get(_WHITE) == 0 or tags.get(_FILL_ORDER) == 2):
@@ -271,7 +278,7 @@ def _check_number_of_rows(image: Image.Image, content: bytes) -> None:
     is_interlaced = bool(image.info.get("interlace"))
     last = image.crop((0, image.height - 1, image.width, image.height))
     if any(last.tobytes()) and not is_interlaced:
-        return  # nearly all images: to count the rows takes about half the time of decoding
+        return  # nearly all photographs: to count the rows takes half the time of decoding
     chunks = [*_chunks(content)]
     head = next(data for kind, data, _ in chunks if kind == b"IHDR")
     width, height, depth, colour = struct.unpack_from(">IIBB", head)

@@ -143,7 +143,7 @@ class StreamedSamples(Source):
 
     def shard(self, id: int) -> str:
         """URL of the shard with the sample."""
-        return str(self._samples[id]["__url__"])
+        return public_url(str(self._samples[id]["__url__"]))
 
 
 class StreamRequest(NamedTuple):
@@ -212,13 +212,13 @@ class Stream:
                 elif not is_noted:
                     is_noted = True
                     notes.append(
-                        f"shard {sample['__url__']}: key {sample['__key__']!r} has no image and is left out, "
-                        "as is every such sample (reported once per pass over the shards)"
+                        f"shard {public_url(sample['__url__'])}: key {sample['__key__']!r} has no image and "
+                        "is left out, as is every such sample (reported once per pass over the shards)"
                     )
             if not count:
                 raise ShardError(
                     f"there is no image in the shards of rank {self.rank}, such as "
-                    f"{urls[0]}. Images are named KEY.EXTENSION."
+                    f"{public_url(urls[0])}. Images are named KEY.EXTENSION."
                 )
 
     def _urls(self, epoch: int, first: int) -> list[str]:
@@ -263,7 +263,7 @@ class _Opener:
     def members(self, urls: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield members in the form of webdataset's expander, which takes a damaged header for the end."""
         for url, stream in self._opened(urls):
-            for name, content in streamed_members(stream, url):
+            for name, content in streamed_members(stream, public_url(url)):
                 yield {"fname": name, "data": content, "__url__": url}
             yield {}  # no sample continues in the next shard
 

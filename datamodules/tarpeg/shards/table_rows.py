@@ -248,13 +248,13 @@ def _check_shared(
                 f"{table.name}, key {table.keys[row]!r} is that of the samples {keys[id]!r} and "
                 f"{keys[other]!r}: write keys with their {parts}"
             )
-        raise key_twice(table.name, where_of(source, id), source.shard(other))
+        raise key_twice(table.name, where_of(source, id), f"shard {source.shard(other)}")
 
 
-def key_twice(table: str, where: str, shard: str | Path) -> ShardError:
+def key_twice(table: str, where: str, other: str) -> ShardError:
     """Return the error for a row that two samples of one key have."""
     return ShardError(
-        f"{where}: shard {shard} has this key too, and {table} one row for both. Write the shards with keys "
+        f"{where}: {other} has this key too, and {table} one row for both. Write the shards with keys "
         "that differ; repeats= of tarpeg.Split shows samples several times"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,12 +90,10 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
     try:
         # Excel begins with a byte order mark.
         with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
-            first = [file.readline(), file.readline()]
-            delimiter = max(_DELIMITERS, key=partial(_cells, first))
-            file.seek(0)
-            if named := re.fullmatch(r"sep=(.)\s*", first[0]):  # Excel's
-                delimiter = named[1]
-                file.readline()
+            named = re.fullmatch(r"sep=(.)\s*", file.readline())  # Excel's
+            delimiter = named[1] if named else max(_DELIMITERS, key=partial(_cells, file))
+            if not named:
+                file.seek(0)
             rows = csv.reader(file, delimiter=delimiter, strict=True)
             header = [each.strip() for each in next(rows, [])]
             cells: list[list[str]] = []
@@ -103,9 +102,9 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
                     continue
                 if len(row) != len(header):
                     raise ShardError(
-                        f"{name}, line {rows.line_num} has {len(row)} cells, and the first line has "
-                        f"{len(header)}: {', '.join(map(repr, row[:4]))}. Put quotes around cells with "
-                        f"{delimiter!r} in them"
+                        f"{name}, line {rows.line_num + (named is not None)} has {len(row)} cells, and the "
+                        f"first line has {len(header)}: {', '.join(map(repr, row[:4]))}. Put quotes around "
+                        f"cells with {delimiter!r} in them"
                     )
                 cells.append(row)
     except (OSError, csv.Error, UnicodeError) as error:
@@ -118,10 +117,14 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
     return header, read
 
 
-def _cells(lines: Sequence[str], delimiter: str) -> tuple[bool, int]:
-    """Return whether the first lines of a table have as many cells, and how many."""
-    counts = [len(row) for row in csv.reader(lines, delimiter=delimiter) if row]
-    return len({*counts}) == 1, counts[0] if counts else 0
+def _cells(file: io.TextIOWrapper, delimiter: str) -> tuple[bool, int]:
+    """Return whether the first rows of a table have as many cells, more than one, and how many."""
+    file.seek(0)
+    try:
+        first, *others = itertools.islice(csv.reader(file, delimiter=delimiter), 2)
+    except (csv.Error, ValueError):  # such as a long line without this delimiter; an empty file
+        return False, 0
+    return len(first) > 1 and all(len(row) in (0, len(first)) for row in others), len(first)
 
 
 def _parquet(name: str, path: Path) -> tuple[list[str], Read]:

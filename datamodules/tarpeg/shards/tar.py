@@ -245,11 +245,13 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
             fileobj=file, mode="r|", tarinfo=_Strict, encoding="utf-8", errors="surrogateescape"
         )
     except tarfile.ReadError as error:  # of the first header
-        if begun.head.startswith(_ZSTD):
+        what = _other_format(begun.head) if file is begun else None
+        if what is not None and what.startswith("is compressed"):
             raise tarfile.ReadError(
-                "it is compressed by zstd, which Python does not read: give pipe:zstd -dc FILE"
+                "it is compressed in a format that is not read: give the command that decompresses it, such "
+                "as 'pipe:zstd -dc FILE'"
             ) from error
-        if file is begun and (what := _other_format(begun.head)):
+        if what is not None:
             raise tarfile.ReadError(f"it {what.partition(':')[0]}") from error
         raise
     ignored = ""

@@ -47,7 +47,9 @@ HTTP = re.compile(r"https?://", re.IGNORECASE)
 _S3 = re.compile(r"s3a?://", re.IGNORECASE)
 _FILE = re.compile(r"file://(localhost(?=/))?", re.IGNORECASE)
 # fsspec's "zip://*.tar::/a.zip" and "simplecache::s3://b"; not an http URL, nor an IPv6 address in brackets.
-_CHAIN = re.compile(r"(?!https?:|pipe:)[a-z][a-z0-9+.-]*(::.*://|://(?!\[[^]/]*::).*::)", re.IGNORECASE)
+_CHAIN = re.compile(
+    r"(?!https?:|pipe:)[a-z][a-z0-9+.-]*(::.*://|://(?!([^/@]*@)?\[[^]/]*::).*::)", re.IGNORECASE
+)
 _URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+")
 _REMEDY = "Check address, access rights and network."
 _SECONDS = 60.0  # that a server may be silent
@@ -99,6 +101,8 @@ def is_url(text: str) -> bool:
 def local_or_url(text: str) -> str:
     """Return the path of a file:// URL; any other path or URL as it is. ShardError for a chain of URLs."""
     if found := _FILE.match(text):
+        if text[found.end() :][:1] != "/":
+            raise ShardError(f"{text!r} must have three slashes, as file:///data/a.tar has, or be a path.")
         return unquote(text[found.end() :])
     if _CHAIN.match(text):
         shown = "::".join(map(public_url, text.split("::")))

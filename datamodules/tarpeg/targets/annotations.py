@@ -313,11 +313,13 @@ def table_of(labels: Any) -> dict[Any, int] | None:
 def class_names(tables: Sequence[Any]) -> list[str] | None:
     """Return names by label of tables ``labels=`` that agree, with the background; None if some have none."""
     found = []
-    for table in map(table_of, tables):
-        names = {label: value for value, label in (table or {}).items() if isinstance(value, str)}
+    for labels in tables:
+        if isinstance(labels, str) or not all(isinstance(value, str) for value in labels):
+            return None  # numbers or colours
+        table = table_of(labels) or {}
+        names = {label: value for value, label in table.items()}
         names.setdefault(0, BACKGROUND)
-        is_complete = table is not None and len(names) - (0 not in table.values()) == len(table)
-        if not is_complete or {*names} != {*range(len(names))}:
+        if len(names) - (0 not in table.values()) != len(table) or {*names} != {*range(len(names))}:
             return None
         found.append([names[label] for label in range(len(names))])
     return found[0] if all(names == found[0] for names in found) else None

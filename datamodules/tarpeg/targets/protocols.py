@@ -242,7 +242,8 @@ def class_tables(targets: Targets) -> list[Any] | None:
     An empty list if all of them are as in the files, as are those of a target of the user's own.
     """
     each = by_name(targets).values()
-    found = [getattr(one, "labels", None) for one in each if hasattr(one, "labels") or not is_flat(one)]
+    own = [getattr(one, "labels", None) for one in each if is_flat(one) and hasattr(one, "labels")]
+    found = own + [None] * sum(not is_flat(one) for one in each)
     return [table for table in found if table is not None] if found else None
 
 
