@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import functools
 import inspect
-import logging
 import math
 import os
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, TypeVar
-
-log = logging.getLogger("tarpeg")
-
-SAY_EVERY = 15.0
-"""Seconds between messages of one that waits."""
 
 
 class DecodeError(ValueError):
@@ -221,20 +213,3 @@ def _warn(text: str) -> None:
         warnings.warn_explicit(text, UserWarning, "tarpeg", 0, registry=_warned)
     finally:
         warnings.formatwarning = shown
-
-
-@contextlib.contextmanager
-def waiting_for(what: str) -> Iterator[None]:
-    """Log now and then that the block still waits for a server, or for other processes."""
-    done, started = threading.Event(), time.monotonic()
-
-    def say() -> None:
-        while not done.wait(SAY_EVERY):
-            log.warning("waiting for %s, since %.0f s", what, time.monotonic() - started)
-
-    thread = threading.Thread(target=say, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()

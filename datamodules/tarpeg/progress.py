@@ -1,4 +1,4 @@
-"""Progress of a long task: a bar on a terminal, otherwise a log line now and then."""
+"""Progress of a long task: a bar on a terminal, otherwise a log line now and then, as while one waits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -13,6 +14,8 @@ from typing import Any, Protocol
 log = logging.getLogger(__name__)
 
 _BAR_AFTER, _LOG_EVERY = 1.0, 30.0  # seconds; a shorter task needs no bar
+SAY_EVERY = 15.0
+"""Seconds between messages of one that waits."""
 
 
 class Update(Protocol):
@@ -64,3 +67,20 @@ def _bar(what: str) -> Any:
     bar = Progress(*columns, console=Console(stderr=True))
     bar.add_task(what, total=None, note="")
     return bar
+
+
+@contextlib.contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """Log now and then that the block still waits for a server, or for other processes."""
+    done, started = threading.Event(), time.monotonic()
+
+    def say() -> None:
+        while not done.wait(SAY_EVERY):
+            log.warning("waiting for %s, since %.0f s", what, time.monotonic() - started)
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()

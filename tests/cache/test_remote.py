@@ -21,7 +21,7 @@ import pytest
 from helpers.loaders import keys_of, load
 from helpers.small_caches import shard_files
 from helpers.small_tars import sample, write_tar
-from tarpeg import Layout, Resized, ShardError, build_cache, errors
+from tarpeg import Layout, Resized, ShardError, build_cache, progress
 from tarpeg.cache import remote, sources
 from tarpeg.shards import urls
 
@@ -190,7 +190,7 @@ def test_one_warning_if_the_server_sends_no_version(serve, tmp_path):
 def hurry(monkeypatch):
     """Wait for tenths of seconds instead of minutes."""
     monkeypatch.setattr(urls, "_SECONDS", 0.3)
-    monkeypatch.setattr(errors, "SAY_EVERY", 0.1)
+    monkeypatch.setattr(progress, "SAY_EVERY", 0.1)
     monkeypatch.setattr(urls, "_PAUSES", (0.01, 0.02, 0.04))
 
 

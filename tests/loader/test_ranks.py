@@ -17,7 +17,7 @@ from helpers import training
 from helpers.checkouts import ROOT
 from helpers.loaders import ALL
 from helpers.scripts import run_processes, run_two_ranks
-from tarpeg import CenterCrop, Loader, ShardDataModule, ShardError, Split, errors
+from tarpeg import CenterCrop, Loader, ShardDataModule, ShardError, Split, progress
 from tarpeg.loader import ranks
 from tarpeg.loader.ranks import DataRank, data_rank, rank_of_strategy
 from torch.distributed import distributed_c10d
@@ -333,7 +333,7 @@ def test_a_process_that_waits_for_others_says_so_and_the_timeout_is_an_error(on,
         raise RuntimeError("Timed out waiting 300ms for send operation to complete")
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    monkeypatch.setattr(errors, "SAY_EVERY", 0.1)
+    monkeypatch.setattr(progress, "SAY_EVERY", 0.1)
     with pytest.raises(
         ShardError, match=r"the 2 processes could not compare the train split \(Timed out .*rank=0 and"
     ):

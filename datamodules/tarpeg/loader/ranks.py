@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import ShardError, waiting_for, warn
+from ..errors import ShardError, warn
+from ..progress import waiting_for
 
 # A DeviceMesh of one dimension, or a tuple of a DeviceMesh and the names of its data-parallel dimensions.
 # Any, because torch.distributed may be missing.

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 
-from ..errors import ShardError, waiting_for, warn
+from ..errors import ShardError, warn
+from ..progress import waiting_for
 from .classes import classes_beside
 from .manifest import FORMAT, MANIFEST, CodecEntry, Manifest, parsed, read_manifest
 from .mapped import Shards

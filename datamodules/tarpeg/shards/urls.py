@@ -32,8 +32,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
-from ..errors import SAY_EVERY, ShardError, waiting_for
+from ..errors import ShardError
 from ..files import open_regular
+from ..progress import SAY_EVERY, waiting_for
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
