@@ -577,7 +577,7 @@ class Loader:
         self._iterations += 1
         iteration = self._iterations
         self._epoch, self._delivered = self.sampler.begin()
-        positions, place, epochs = self._positions, (self._epoch, self._delivered), None
+        positions, first = self._positions, self._delivered
         self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
         self._bad_before, is_on_device = self.substituted, self.config.decodes_on_device
         epoch, count, owner = self._epoch, self._feed.length, os.getpid()
@@ -585,11 +585,11 @@ class Loader:
         flow, self._flow = self._flow, None
         if self._delivered or self._flow_is_for != (epoch, owner):
             flow = None
-        for k in itertools.count(self._delivered):
+        for k in itertools.count(first):
             if is_on_device:
                 self.settle()  # of the batch before
-            if epochs is not None:
-                epochs.check(epoch, k - place[1], is_end=k == count)
+            if positions is not None:
+                positions.check(epoch, k - first, is_end=k == count)
             if k == count:
                 return
             if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork
@@ -617,12 +617,10 @@ class Loader:
             del result  # memory that the consumer releases while it waits for the next batch is free at once
             yield batch
             del batch
-            if positions is not None:
-                positions.go_on(*place)
+            if positions is not None and k == first:
+                positions.go_on(epoch, first)
                 if self.training:
                     positions.begin(epoch)
-                    epochs = positions
-                positions = None
             if self._iterations != iteration:
                 raise RuntimeError(
                     "this iterator was retired by a newer one of the same loader, by load_state_dict() or by "

@@ -289,7 +289,8 @@ def _check_folders(
     """Warn if rows belong to samples of ids by the names alone, in other folders, or in several."""
     ways, roots = _ways(folder), dict[str, str]()
     for id in ids[rows[ids] >= 0].tolist():
-        key, other, of = keys[id], table.keys[rows[id]], ways[way[id] % len(ways)]
+        key, other = keys[id], table.keys[rows[id]]
+        of = ways[0] if folder is None else ways[way[id]]
         one, two = of(key), of(other)
         if folder is None:
             is_same = f"/{one}".endswith(f"/{two}") or f"/{two}".endswith(f"/{one}")

@@ -19,6 +19,7 @@ from ..ops.scanned import Scanned
 from ..sampling.rng import Float64, Int64
 from ..shards.classes import BACKGROUND
 from ..shards.joined import own_numbers
+from ..shards.label import names_of
 from ..shards.labels import document_of, field_of
 from ..shards.source import Source, plain, where_of
 
@@ -317,11 +318,7 @@ def class_names(tables: Sequence[Any]) -> list[str] | None:
         if isinstance(labels, str) or not all(isinstance(value, str) for value in labels):
             return None  # numbers or colours
         table = table_of(labels) or {}
-        names = {label: value for value, label in table.items()}
-        names.setdefault(0, BACKGROUND)
-        if len(names) - (0 not in table.values()) != len(table) or {*names} != {*range(len(names))}:
-            return None
-        found.append([names[label] for label in range(len(names))])
+        found.append(names_of(table if 0 in table.values() else {BACKGROUND: 0, **table}))
     return found[0] if all(names == found[0] for names in found) else None
 
 
