@@ -31,7 +31,6 @@ def mesh(names, sizes, place):
         ndim=len(sizes),
         mesh_dim_names=names,
         size=lambda dimension: sizes[dimension],
-        get_local_rank=lambda dimension: place[dimension],
         get_coordinate=lambda: place,
     )
 
@@ -222,12 +221,17 @@ def test_a_process_may_look_at_a_batch_before_all_load_a_state(photos, on, order
     on(0, list, loaders[0])
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_process_that_took_batches_alone_is_an_epoch_ahead_with_a_warning(photos, on, count):
-    loaders = [on(process, lambda: Loader(Split(photos, CenterCrop(8)), 1, workers=0)) for process in (0, 1)]
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1, "and another one epoch [01].*"),
+        (3, "which 1 of 2 processes have begun.*"),
+    ],
+)
+def test_a_process_that_took_batches_alone_is_an_epoch_ahead_with_a_warning(photos, on, count, text):
+    loaders = one_by_one(photos, on)
     on(0, lambda: [*itertools.islice(loaders[0], count)])
-    text = r"split: process [01] reads epoch [01], which 1 of 2 processes have begun.*rank=0 and world=1"
-    with pytest.warns(UserWarning, match=text):
+    with pytest.warns(UserWarning, match=f"split: process [01] reads epoch [01], {text}rank=0 and world=1"):
         in_turn(on, loaders)
     for process, loader in enumerate(loaders):
         on(process, loader.sampler.set_epoch, 5)
@@ -235,6 +239,21 @@ def test_a_process_that_took_batches_alone_is_an_epoch_ahead_with_a_warning(phot
         warnings.simplefilter("error")
         for _ in range(2):
             in_turn(on, loaders)
+
+
+@pytest.mark.parametrize("others_iterate", [True, False])
+def test_processes_that_wait_for_no_other_are_not_compared_by_their_speed(photos, on, others_iterate):
+    loaders = one_by_one(photos, on)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            on(0, list, loaders[0])
+        for _ in range(2 * others_iterate):  # without: process 0 sends its batches to the other
+            on(1, list, loaders[1])
+
+
+def one_by_one(photos, on):
+    return [on(process, lambda: Loader(Split(photos, CenterCrop(8)), 1, workers=0)) for process in (0, 1)]
 
 
 def in_turn(on, loaders):
@@ -379,6 +398,8 @@ for sizes in ((1, 2), (2, 1)):
         except ShardError as error:
             errors.append(str(error))
     found["errors" + name] = errors
+ring = torch.distributed.DeviceMesh("cpu", [[1, 0]], mesh_dim_names=("tp", "dp"))
+found["ring"] = [Loader(split, 4, mesh=given).ranks.rank for given in ((ring, "dp"), ring["dp"])]
 plain = Loader(split, 4, keys=True, workers=0)
 found["ranks"] = [plain.ranks.rank, plain.ranks.world, plain.ranks.is_first]
 open({out!r} + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(found))
@@ -389,6 +410,7 @@ open({out!r} + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(f
 def test_peers_of_one_rank_get_the_same_batches(photos, tmp_path):
     ranks = run_two_ranks(tmp_path, SCRIPT.format(folder=str(photos), out=str(tmp_path)))
     assert [rank["ranks"] for rank in ranks] == [[0, 2, True], [1, 2, False]]
+    assert [rank["ring"] for rank in ranks] == [[1, 1], [0, 0]], "places in a mesh, not numbers in a group"
     for name in ("lightning", "loop0", "loop1"):
         same, other = (rank[f"{name}1x2"] for rank in ranks)
         assert same == other, f"{name}: tensor-parallel peers"

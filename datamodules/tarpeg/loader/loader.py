@@ -576,6 +576,7 @@ class Loader:
         # Lightning makes an iterator before it sets the epoch: a generator reads it at the first next().
         self._iterations += 1
         iteration = self._iterations
+        is_set = self.sampler.is_set
         self._epoch, self._delivered = self.sampler.begin()
         positions, first = self._positions, self._delivered
         self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
@@ -589,7 +590,7 @@ class Loader:
             if is_on_device:
                 self.settle()  # of the batch before
             if positions is not None:
-                positions.check(epoch, k - first, is_end=k == count)
+                positions.check(epoch, k - first, None if count is None else count - first)
             if k == count:
                 return
             if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork
@@ -620,7 +621,7 @@ class Loader:
             if positions is not None and k == first:
                 positions.go_on(epoch, first)
                 if self.training:
-                    positions.begin(epoch)
+                    positions.begin(epoch, is_set=is_set)
             if self._iterations != iteration:
                 raise RuntimeError(
                     "this iterator was retired by a newer one of the same loader, by load_state_dict() or by "

@@ -158,9 +158,11 @@ class Positions:
     the last one finds a difference. Nothing waits for another process, which may never iterate. A process
     that takes a single batch, for a look at it, may load a state afterwards: only a second batch counts.
 
-    A process that has taken a look alone is an epoch ahead from then on. Processes that train together are
-    never many batches apart: one that has read 100 batches of an epoch, or all if these are at least 4,
-    compares how many have begun that epoch.
+    A process that has taken a look alone is an epoch ahead from then on: with a single batch, its epochs are
+    others than those of the other processes. With more, they are the same ones at another time. Processes
+    that train together are never half an epoch apart: one that has read half of an epoch, and at least 100
+    batches, or all of a shorter one of at least 4, compares how many have begun it. Those that never iterate
+    do not count: another process may send them its batches.
 
     Args:
         name: Of the split, for messages.
@@ -172,6 +174,7 @@ class Positions:
     def __init__(self, name: str, process: int, processes: int, key: str) -> None:
         self._name, self._process, self._processes, self._key = name, process, processes, key
         self._epochs = set[int]()  # that this process has begun
+        self._pass = (-1, 0)  # the epoch that was set last, and how many were begun since
         self._owner = os.getpid()  # a child of a fork may not use the connection of its parent
         self._loaded = 0  # states, those that replaced another before an iteration not counted
         self._has_begun = False  # since the last of them
@@ -182,7 +185,8 @@ class Positions:
             return
         if not self._has_begun:
             self._note("skipped", "begun", f"goes on from batch {batch} of epoch {epoch}, with a state")
-        self._loaded, self._has_begun, self._epochs = self._loaded + 1, False, set()
+        self._loaded, self._has_begun = self._loaded + 1, False
+        self._epochs, self._pass = set(), (-1, 0)
 
     def go_on(self, epoch: int, batch: int) -> None:
         """Compare where this process began, at its second batch, for the first time since a state.
@@ -200,30 +204,45 @@ class Positions:
         if self._loaded:
             self._agree(f"process {self._process} goes on from ", place)
 
-    def begin(self, epoch: int) -> None:
-        """Count this process among those that have begun an epoch of a training."""
-        store = None if epoch in self._epochs else self._store()
-        if store is not None:
-            self._epochs.add(epoch)
-            with contextlib.suppress(RuntimeError):
-                store.add(f"epoch/{epoch}", 1)
+    def begin(self, epoch: int, *, is_set: bool) -> None:
+        """Count this process among those that have begun an epoch of a training.
 
-    def check(self, epoch: int, read: int, *, is_end: bool) -> None:
-        """Warn if not all processes have begun an epoch of which this one has read so many batches."""
-        if read != _FAR and not (is_end and _FEW <= read < _FAR):
+        Warns if this is not the epoch that others began as their first, second, ... since one that was set.
+        """
+        store, own, first = None if epoch in self._epochs else self._store(), str(epoch), b""
+        if store is None:
             return
-        store, count = self._store() if epoch in self._epochs else None, self._processes
+        since, count = (epoch, 0) if is_set else self._pass
+        with contextlib.suppress(RuntimeError):
+            first = store.compare_set(f"pass/{since}/{count}", "", own)
+            store.add(f"epoch/{epoch}", 1)
+            if not self._epochs:
+                store.add("iterate", 1)
+        self._epochs.add(epoch)
+        self._pass = since, count + 1
+        if first not in (b"", own.encode()):
+            self._warn_apart(f"reads epoch {epoch}, and another one epoch {first.decode()}")
+
+    def check(self, epoch: int, read: int, length: int | None) -> None:
+        """Warn if not all processes have begun an epoch of which this one has read so many batches."""
+        far = max(_FAR, (length or 0) // 2)
+        if read != far and not (read == length and _FEW <= read < far):
+            return
+        store, count, processes = self._store() if epoch in self._epochs else None, 0, 0
         if store is not None:
             with contextlib.suppress(RuntimeError):
+                processes = store.add("iterate", 0)  # first: another may begin now
                 count = store.add(f"epoch/{epoch}", 0)
-        if count < self._processes:
-            warn(
-                f"the {self._name} split: process {self._process} reads epoch {epoch}, which {count} of "
-                f"{self._processes} processes have begun. If they train together, some samples come twice, "
-                "and others not: one of them has taken batches alone, which was an epoch, too. Make a loader "
-                "of its own for it, with rank=0 and world=1, or set the epoch on all of them: "
-                "loader.sampler.set_epoch(epoch)"
-            )
+        if count < processes:
+            self._warn_apart(f"reads epoch {epoch}, which {count} of {processes} processes have begun")
+
+    def _warn_apart(self, what: str) -> None:
+        warn(
+            f"the {self._name} split: process {self._process} {what}. If they train together, some samples "
+            "come twice, and others not: one of them has taken batches alone, which was an epoch, too. Make "
+            "a loader of its own for it, with rank=0 and world=1, or set the epoch on all of them: "
+            "loader.sampler.set_epoch(epoch)"
+        )
 
     def _note(self, done: str, opposite: str, what: str) -> None:
         store, mine, theirs = self._store(), f"process {self._process} {what}", b""
@@ -338,7 +357,7 @@ def _processes_of(given: Mesh) -> int:
 def _rank_in_mesh(given: Mesh) -> tuple[int, int]:
     """Return rank and number of ranks in the dimensions of a mesh; the last dimension counts fastest."""
     mesh, *names = given if isinstance(given, tuple) else (given,)
-    if not all(hasattr(mesh, name) for name in ("ndim", "size", "get_local_rank", "mesh_dim_names")):
+    if not all(hasattr(mesh, name) for name in ("ndim", "size", "get_coordinate", "mesh_dim_names")):
         raise ValueError(
             f"mesh={given!r} must be a DeviceMesh of one dimension, or a tuple of a DeviceMesh and the name "
             'of its data-parallel dimension, such as (mesh, "dp")'
@@ -359,13 +378,15 @@ def _rank_in_mesh(given: Mesh) -> tuple[int, int]:
             f"mesh=(mesh, {wrong[0]!r}): the dimensions of the mesh are {known}; several data-parallel ones "
             "follow each other, such as mesh=(mesh, 'dp_replicate', 'dp_shard')"
         )
-    if mesh.get_coordinate() is None:
+    place = mesh.get_coordinate()
+    if place is None:
         raise ValueError(
             "mesh= does not contain this process: create the loader on the processes in the mesh"
         )
     rank, world = 0, 1
     for dimension in [known.index(name) for name in names] or [0]:
+        # Not mesh.get_local_rank(): groups of processes are sorted by their numbers, a mesh need not be.
         size = mesh.size(dimension)
-        rank = rank * size + mesh.get_local_rank(dimension)
+        rank = rank * size + place[dimension]
         world *= size
     return rank, world
