@@ -10,6 +10,7 @@ import pickle
 import re
 import warnings
 import weakref
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -20,10 +21,11 @@ from helpers.pictures import jpeg
 from helpers.scripts import run_file, run_two_ranks
 from helpers.small_tars import sample
 from helpers.training import Net, fitted, module, trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.data import extract_batch_size, warning_cache
 from tarpeg import (
+    Affine,
     Augment,
     Batch,
     CenterCrop,
@@ -270,6 +272,24 @@ def test_shards_whose_labels_mean_other_classes_are_not_read_together(tmp_path):
         MixtureLoader(mixture, 2, workers=0)
 
 
+def test_a_class_that_only_a_later_split_has_counts(photos):
+    def split(names):
+        table = {"file": ALL, "name": [names[k % len(names)] for k in range(len(ALL))]}
+        return Split(photos, CenterCrop(16), labels=table, key="file", target="name")
+
+    two, three = split(["ant", "bee"]), split(["ant", "bee", "cow"])
+    mixture = Mixture({"two": two, "three": three}, weights={"two": 1, "three": 1})
+    for data in (
+        ShardDataModule(two, three, workers=0, allow_overlap=True),
+        ShardDataModule(mixture, workers=0),
+    ):
+        assert data.classes == ["ant", "bee", "cow"]
+        net = Net()
+        net.num_classes = 2
+        with pytest.raises(ShardError, match=r"labels 0\.\.2 .*num_classes=3, .*label 2 is 'cow'"):
+            trainer(".").fit(net, data)
+
+
 def test_a_checkpoint_is_used_with_its_classes(tmp_path):
     def data(*names, kind="train"):
         out = tmp_path / "-".join(names)
@@ -500,6 +520,45 @@ def test_two_fits_by_one_data_module_or_one_loader(photos, tmp_path):
         trainer(tmp_path).fit(net, **source)
         assert sorted(net.keys("train")[0]) == ALL
     loader.close()
+
+
+class Measure(Callback):
+    """Measures another network with the same data, by a Trainer of its own: after the hook of that name."""
+
+    def __init__(self, folder, hook, fails):
+        self.net, self.outer = Net("validate" if fails else None), []
+        setattr(self, hook, partial(self.measure, folder))
+
+    def measure(self, folder, outer, net, *_):
+        if len(self.outer) < 2:
+            self.outer.append(outer)
+            with suppress(ArithmeticError):
+                trainer(folder).validate(self.net, datamodule=outer.datamodule, verbose=False)
+            assert outer.datamodule.trainer is outer
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_train_batch_end", "on_validation_batch_end"])
+@pytest.mark.parametrize(("workers", "fails"), [(0, False), (1, True)])
+def test_a_trainer_within_the_training_of_another(photos, tmp_path, hook, workers, fails, children):
+    def batches(*callbacks):
+        data = module(photos, augment=Augment(flip=0.5, affine=Affine(30)), workers=workers)
+        net = fitted(tmp_path, data, max_epochs=3, num_sanity_val_steps=0, callbacks=list(callbacks))
+        assert data.trainer is net.trainer and children() == set()
+        return [batch for stage in ("train", "validate") for batch in net.seen[stage]]
+
+    inner = Measure(tmp_path, hook, fails)
+    for one, other in zip(batches(), batches(inner), strict=True):
+        assert one.key == other.key and torch.equal(one.image, other.image)
+    assert len(inner.net.seen["validate"]) == 2 * (1 if fails else 6)
+
+
+def test_a_training_within_the_training_of_another_is_refused(photos, tmp_path):
+    class Train(Callback):
+        def on_train_batch_end(self, outer, *_):
+            trainer(tmp_path).fit(Net(), datamodule=outer.datamodule)
+
+    with pytest.raises(RuntimeError, match="another Trainer trains with this ShardDataModule"):
+        fitted(tmp_path, module(photos), callbacks=[Train()])
 
 
 def first_images(tmp_path, data):
@@ -801,6 +860,30 @@ def test_a_copy_of_a_used_data_module_goes_on_by_itself(photos, copied):
     assert theirs == rest and sorted(key for keys in (first, *rest) for key in keys) == ALL
     again.teardown()
     assert [batch.key for batch in data.val_dataloader()], "the copy closes its own loaders only"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
+@pytest.mark.parametrize("before", ["a look", "a training"])
+def test_a_copy_under_a_trainer_begins_at_the_first_batch(photos, tmp_path, copied, before):
+    data = module(photos)
+    if before == "a training":
+        fitted(tmp_path, data)
+    else:
+        next(iter(data.train_dataloader()))
+    assert sorted(fitted(tmp_path, copied(data)).keys("train")[0]) == ALL
+
+
+def test_a_data_module_without_a_trainer_goes_on_from_its_state(photos):
+    data = module(photos)
+    batches = iter(data.train_dataloader())
+    next(batches)
+    state = data.state_dict()
+    rest = [batch.key for batch in batches]
+    following = [batch.key for batch in data.train_dataloader()]
+    for again in (module(photos), data):
+        again.load_state_dict(state)
+        for expected in (rest, following):
+            assert [batch.key for batch in again.train_dataloader()] == expected
 
 
 @pytest.mark.parametrize("seed", [-3, 1 << 63])

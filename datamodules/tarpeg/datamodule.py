@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import lightning
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import nn
 
 from .errors import explains_arguments, warn
@@ -207,14 +207,16 @@ class ShardDataModule(lightning.LightningDataModule):
         self._is_in_hook = False
         self._has_separate_shards = allow_overlap
         self._has_common_classes = False
-        self._names: list[str] = []  # of the classes, of the first split that has them
+        self._names: list[str] = []  # of the classes, of the split that has most
         self._stored: list[str] = []  # of the classes of the last checkpoint
         self._samples: dict[str, Source] = {}
-        # Those that are still in use: a loader that is not any more ends its workers by itself.
-        self._loaders: list[weakref.ref[Loader]] = []
+        # Those that are still in use, and their Trainers: a loader that is not any more ends its workers.
+        self._loaders: list[tuple[weakref.ref[Loader], Callable[[], lightning.Trainer | None]]] = []
         self._train: Loader | None = None
+        self._fitting: Callable[[], lightning.Trainer | None] = _no_trainer  # the Trainer of that loader
         self._previous: Loader | None = None  # of train, without a Trainer, until teardown()
         self._resume: Mapping[str, Any] | None = None
+        self._place: Mapping[str, Any] | None = None  # of train, in the data module of which this is a copy
 
     @property
     def batch_size(self) -> int:
@@ -269,8 +271,8 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()
-        found = (split.classes() for split in self._labelled().values())
-        names = next(filter(None, found), None) or self._stored
+        found = (split.classes() or [] for split in self._labelled().values())
+        names = max(found, key=len, default=[]) or self._stored
         predict = self.splits["predict"]
         if not names and predict is not None:  # its labels may be those of other classes
             names = predict.classes() or []
@@ -307,14 +309,20 @@ class ShardDataModule(lightning.LightningDataModule):
         Without a Trainer a second call returns a loader that begins with the next epoch, as
         ``for images, labels in data.train_dataloader()`` in a loop over epochs expects it.
         """
+        if self._outer() is not None:
+            raise RuntimeError(
+                "another Trainer trains with this ShardDataModule at the moment: make one for each of them"
+            )
         loader = self._loader("train")
-        self._train = loader
+        self._train, self._fitting = loader, self._trainer_reference()
         if loader.ranks.rank == 0 and (text := loader.shapes_text()):
             log.info("%s", text)
         if self.trainer is None:
             if self._previous is not None:
                 loader.follow(self._previous)
-            self._previous = loader
+            elif self._place is not None and self._resume is None:
+                loader.load_state_dict(self._place)
+            self._previous, self._place = loader, None
         if self._resume is not None:
             loader.load_state_dict(self._resume)
             self._resume = None
@@ -397,18 +405,23 @@ class ShardDataModule(lightning.LightningDataModule):
         self._stored, state = checked_classes(state_dict), state_dict.get("train")
         check_classes(self._stored, self._names)
         self._check_preprocessing(state_dict.get("preprocessing"))
-        if state is None or self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+        if state is None or (self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING):
             return
         # An existing loader may be from a previous run; some strategies load after the loader is created.
-        self._resume = state
         if self._train is not None:
             self._train.load_state_dict(state)
+        if self.trainer is not None or self._previous is None:  # without a Trainer, the next one follows that
+            self._resume = state
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has: all but the loaders, which it makes for itself, and where train was."""
-        state = {**self.__dict__, "_loaders": [], "_train": None, "_previous": None}
+        """Return what a copy has: all but Trainer and loaders, which it gets for itself.
+
+        Without a Trainer, it goes on where train was.
+        """
+        state = {**self.__dict__, "trainer": None, "_loaders": [], "_train": None, "_previous": None}
+        state["_fitting"] = _no_trainer
         if self._train is not None:
-            state["_resume"] = self._train.state_dict()
+            state["_place"] = self._train.state_dict()
         return state
 
     def teardown(self, stage: str | None = None) -> None:
@@ -417,12 +430,14 @@ class ShardDataModule(lightning.LightningDataModule):
         self._close()
         for loader in in_use:
             loader.settle()
+        self._leave()
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
         if self._train is not None:  # a checkpoint that is written later is of this place, too
             self._train.unused = partial(int, self._train.unused())
         self._close()
+        self._leave()
         for name, split in self._given().items():
             if kind_of(name) == "train" and name in self._samples:
                 source = self._samples[name]
@@ -454,11 +469,26 @@ class ShardDataModule(lightning.LightningDataModule):
         return splits[dataloader_idx] if dataloader_idx < len(splits) else None
 
     def _close(self) -> None:
+        """Close all loaders; of a Trainer that ends within the training of another one, its own alone."""
         for loader in self._in_use():
             loader.close()
-        self._loaders.clear()
+        outer = self._outer()
+        self._loaders = [each for each in self._loaders if outer is not None and each[1]() is outer]
         self._previous = None
         self._resume = None
+
+    def _outer(self) -> lightning.Trainer | None:
+        """Return the Trainer that trains, if the present one works within it, such as in a callback."""
+        trainer = self._fitting()
+        is_outer = trainer not in (None, self.trainer) and trainer.state.status == TrainerStatus.RUNNING
+        return trainer if is_outer else None
+
+    def _leave(self) -> None:
+        """Go back to the Trainer that trains, if the present one worked within it."""
+        self.trainer = self._outer() or self.trainer
+
+    def _trainer_reference(self) -> Callable[[], lightning.Trainer | None]:
+        return _no_trainer if self.trainer is None else weakref.ref(self.trainer)
 
     def samples(self, name: str) -> Source:
         """Return the samples of a split, which is opened once. Raises ``KeyError`` if there is none."""
@@ -611,18 +641,23 @@ class ShardDataModule(lightning.LightningDataModule):
     def _keep(self, loader: Loader) -> None:
         """Keep a loader to close it; it replaces those of its split that are not used any more.
 
-        With a Trainer these are all, for reload_dataloaders_every_n_epochs; otherwise those that have ended.
+        With a Trainer these are all of it, for reload_dataloaders_every_n_epochs; otherwise those that ended.
         """
-        kept = [loader]
         for other in self._in_use():
             if other.name == loader.name and (self.trainer is not None or other.has_ended):
                 other.close()
-            else:
-                kept.append(other)
-        self._loaders = [weakref.ref(each) for each in kept]
+                self._loaders = [each for each in self._loaders if each[0]() is not other]
+        self._loaders.append((weakref.ref(loader), self._trainer_reference()))
 
     def _in_use(self) -> list[Loader]:
-        return [loader for found in self._loaders if (loader := found()) is not None]
+        """Return the loaders that live, without those of a Trainer within which this one works."""
+        outer = self._outer()
+        of_this = (found for found, of in self._loaders if outer is None or of() is not outer)
+        return [loader for found in of_this if (loader := found()) is not None]
+
+
+def _no_trainer() -> None:
+    return None
 
 
 def _in_order(split: Split) -> Split:
@@ -681,10 +716,11 @@ def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch
     batches: Any = loop.epoch_loop.batch_progress
     done, is_over = batches.current.processed, progress.ready == progress.started == progress.processed
     if sampler.is_unfinished and batches.is_last_batch:
-        if is_over or done >= trainer.num_training_batches:  # by limit_train_batches
+        if is_over or done == trainer.num_training_batches:  # by limit_train_batches
             sampler.resume(epoch - 1, 0, is_end=True)
-        else:  # that batch was under way
+        elif done < trainer.num_training_batches:  # that batch was under way
             batches.is_last_batch = False
+        # Otherwise the limit is smaller now, and Lightning makes one more step in that epoch.
     if loop.restarting:
         batches.total.ready -= batches.current.ready - done
         batches.total.started -= batches.current.started - done

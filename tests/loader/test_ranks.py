@@ -253,7 +253,8 @@ def test_processes_that_wait_for_no_other_are_not_compared_by_their_speed(photos
 
 
 def one_by_one(photos, on):
-    return [on(process, lambda: Loader(Split(photos, CenterCrop(8)), 1, workers=0)) for process in (0, 1)]
+    split = Split(photos, CenterCrop(8), repeats=2)
+    return [on(process, lambda: Loader(split, 1, workers=0)) for process in (0, 1)]
 
 
 def in_turn(on, loaders):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -406,6 +407,51 @@ def test_a_checkpoint_of_an_epoch_that_the_trainer_limits(photos, tmp_path, name
         at = torch.load(path, weights_only=True)["global_step"]
     resumed = fitted(tmp_path, module(photos, workers=1), None, path, **options)
     assert steps(resumed) == batches[at:] and not own_warnings(recwarn)
+
+
+@pytest.mark.parametrize("name", ["epoch0", "validation"])
+def test_a_smaller_limit_than_before_repeats_no_batch(photos, tmp_path, name):
+    options = {"max_epochs": 2, "limit_train_batches": 3}
+    batches = steps(fitted(tmp_path, module(photos), max_epochs=2, callbacks=[Every(tmp_path)]))
+    path = tmp_path / "epoch0.ckpt"
+    if name == "validation":
+        path = failed(tmp_path, module(photos), Failing(name, 3), **options)
+    else:
+        fitted(tmp_path, module(photos), callbacks=[Every(tmp_path)], **options)
+    resumed = fitted(tmp_path, module(photos), None, path, **{**options, "limit_train_batches": 2})
+    # In the first case Lightning makes one step more in the first epoch.
+    assert steps(resumed) == [*batches[3:4] * (name == "validation"), *batches[6:8]]
+
+
+class Both(Net):
+    """A network that trains on two sets at once."""
+
+    def training_step(self, batch, index):
+        self.seen["predict"].append(batch["small"])
+        return super().training_step(batch["large"], index)
+
+
+def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path):
+    def run(path=None):
+        split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), flip=0.5)
+        splits = {"large": split, "small": dataclasses.replace(split, subset=[*range(7)])}
+        loaders = {
+            name: tarpeg.Loader(each, 4, keys=True, workers=0, augment=tarpeg.Augment())
+            for name, each in splits.items()
+        }
+        folder, net = tmp_path if path is None else tmp_path / "again", Both()
+        folder.mkdir(exist_ok=True)
+        settings = {"max_epochs": 3, "callbacks": [Every(folder)] * (path is None)}
+        trainer(folder, **settings).fit(net, loaders, ckpt_path=path)
+        return [
+            digest([large, small])
+            for large, small in zip(net.seen["train"], net.seen["predict"], strict=True)
+        ]
+
+    whole = run()
+    assert len({*whole}) == len(whole) == 18
+    for step in range(1, 18):
+        assert run(tmp_path / f"step{step}.ckpt") == whole[step:], step
 
 
 def test_a_checkpoint_that_another_loader_wrote_within_an_epoch_is_a_warning(photos, tmp_path, undisturbed):

@@ -385,7 +385,7 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
     """Return the names of the classes by label, and whether all splits were compared.
 
     Returns:
-        The names of the first split that has them, or an empty list; False if a split cannot be opened.
+        The longest list of names that a split has, or an empty one; False if a split cannot be opened.
 
     Raises:
         ShardError: If a label has two names, because the shards of the splits were packed one by one.
@@ -411,7 +411,7 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
                     f"label {label} is {one!r} in {first} and {other!r} in {name}, which would be one class "
                     f"for the network. {remedy}"
                 )
-    return known.get(first, []), len(names) == len(splits)
+    return max(known.values(), key=len, default=[]), len(names) == len(splits)
 
 
 def check_num_classes(given: object, classes: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ Mesh = Any
 
 ORDER = "shuffle=, subset=, weights= and repeats= of the split, and the buckets of its crop"
 """What the checksum ``order`` of a feed is of."""
-_FAR, _FEW = 100, 4  # batches
+_FAR, _FEW = 100, 10  # batches; more than are accumulated without a collective
 _CAUSES = {
     "batches": "drop_last= and crop",
     "data": "shards, in the same order, with the same labels",
@@ -161,8 +161,8 @@ class Positions:
     A process that has taken a look alone is an epoch ahead from then on: with a single batch, its epochs are
     others than those of the other processes. With more, they are the same ones at another time. Processes
     that train together are never half an epoch apart: one that has read half of an epoch, and at least 100
-    batches, or all of a shorter one of at least 4, compares how many have begun it. Those that never iterate
-    do not count: another process may send them its batches.
+    batches, or all but one of a shorter epoch, compares how many have begun it. Those that never iterate do
+    not count: another process may send them its batches.
 
     Args:
         name: Of the split, for messages.
@@ -226,14 +226,16 @@ class Positions:
     def check(self, epoch: int, read: int, length: int | None) -> None:
         """Warn if not all processes have begun an epoch of which this one has read so many batches."""
         far = max(_FAR, (length or 0) // 2)
-        if read != far and not (read == length and _FEW <= read < far):
+        if length is not None and _FEW <= length <= far:
+            far = length - 1  # not at the end, when the process that has the store may be gone
+        if read != far:
             return
         store, count, processes = self._store() if epoch in self._epochs else None, 0, 0
         if store is not None:
             with contextlib.suppress(RuntimeError):
                 processes = store.add("iterate", 0)  # first: another may begin now
                 count = store.add(f"epoch/{epoch}", 0)
-        if count < processes:
+        if 0 < count < processes:  # 0: the group was made anew
             self._warn_apart(f"reads epoch {epoch}, which {count} of {processes} processes have begun")
 
     def _warn_apart(self, what: str) -> None:

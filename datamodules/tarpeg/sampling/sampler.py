@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -469,6 +470,13 @@ class EpochCounter:
 
     Lightning calls ``set_epoch``, which holds for the next ``iter()`` only.
 
+    Note [a loader that ends early]
+    -------------------------------
+    Of a dict or list of loaders Lightning's Trainer begins the shorter ones again until the longest has
+    ended: in its epoch 0 the passes 0, 1 and 2, say. Then it calls ``set_epoch(1)``, whose order and crops
+    were those of a pass before. So the next pass is 3 if it is Lightning that calls; and a state of pass 1
+    goes on there, though Lightning calls ``set_epoch(0)``. Others that set an epoch get that one.
+
     Attributes:
         on_epoch: Called first by ``set_epoch``; returns the epoch in place of the one it gets.
         epoch: The epoch of the next ``iter()``.
@@ -482,13 +490,26 @@ class EpochCounter:
         self.epoch = 0
         self.is_set, self.has_state = False, False
         self._resumed: tuple[int, int, bool] | None = None
+        self._asked: int | None = None  # by the last set_epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``. ValueError for what is no number of an epoch."""
         check_integer("epoch", epoch, 0, 2**31 - 1)
         epoch = int(epoch)  # of numpy
-        self.epoch = epoch if self.on_epoch is None else self.on_epoch(epoch)
+        is_lightning = sys._getframe(1).f_globals.get("__name__", "").startswith("lightning")
+        if self.on_epoch is not None:
+            self.epoch = self.on_epoch(epoch)
+        elif not (is_lightning and self._is_ahead_of(epoch)):
+            self.epoch = epoch
+        self._asked = epoch
         self.is_set, self.has_state = True, False
+
+    def _is_ahead_of(self, epoch: int) -> bool:
+        """Whether there were passes beyond this epoch of a Trainer: Note [a loader that ends early]."""
+        if self._resumed is not None:
+            return self._resumed[0] > epoch
+        is_later = self._asked is not None and (epoch > self._asked or self.is_set)
+        return is_later and epoch < self.epoch
 
     def resume(self, epoch: int, batch: int, is_end: bool) -> None:
         """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it.
@@ -512,7 +533,7 @@ class EpochCounter:
     def follow(self, other: EpochCounter) -> tuple[int, int]:
         """Take over the next iteration of another counter; return its epoch and first batch."""
         self.epoch, self._resumed = other.epoch, other._resumed
-        self.is_set, self.has_state = other.is_set, other.has_state
+        self.is_set, self.has_state, self._asked = other.is_set, other.has_state, other._asked
         return (self.epoch, 0) if self._resumed is None else self._resumed[:2]
 
     @property
