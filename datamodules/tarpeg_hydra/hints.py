@@ -144,6 +144,8 @@ def _unknown(program: str, key: str, given: dict[str, str]) -> str:
     own = _arguments(node)
     if prefix + part == key and part in own:
         return f"{key} is not in the file of these settings: add it with +{key}={given[key]}"
+    if prefix + part == key and (files := _files_with(prefix.rstrip("."), part)):
+        return f"{key} is a setting of {', '.join(files)} alone: give one of them"
     known = [str(name) for name in node] if isinstance(node, DictConfig) else []
     if hint := similar(part, [*known, *own], lambda name: f"{prefix}{name}{key[len(prefix + part) :]}"):
         return f"{key} is not a setting{hint}"
@@ -153,6 +155,19 @@ def _unknown(program: str, key: str, given: dict[str, str]) -> str:
     best = max(same, key=lambda name: SequenceMatcher(None, name, key).ratio(), default="")
     hint = f"; did you mean {best}?" if best else f"; `{_program(program)} --help` lists them"
     return f"{key} is not a setting{hint}"
+
+
+def _files_with(group: str, name: str) -> list[str]:
+    """Return the files of a group of settings that have this one, as overrides."""
+    found = sorted((_conf() / group).glob("*.yaml")) if group else []
+    keys = {
+        path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in found
+    }  # with those to be given
+    return [
+        f"{group}={file}"
+        for file, settings in keys.items()
+        if isinstance(settings, dict) and name in settings
+    ]
 
 
 def _misplaced(config: DictConfig, given: dict[str, str]) -> Iterator[str]:

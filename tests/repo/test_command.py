@@ -150,6 +150,11 @@ def test_a_command_has_the_settings_of_its_tool(name):
         ("build_cache", ["dst=y"], "dst is not a setting; did you mean dest?"),
         (
             "build_cache",
+            ["codec.shorter=64"],
+            "codec.shorter is a setting of codec=packed, codec=raw, codec=resized alone: give one of them",
+        ),
+        (
+            "build_cache",
             ["codec=rav"],
             f"codec=rav must be one of {CODECS}; did you mean codec=raw?",
         ),

@@ -244,7 +244,7 @@ NOT_COMPLETE = [("between", "truncated"), ("inside", "truncated"), ("damaged", "
         ("s-cut.tar", "the transfer ended early|unexpected end of data"),
         ("bad/broken.tar", "not a gzip file|could not be opened|invalid header|truncated"),
         ("bad/login.tar", r"stream: it is not a tar but looks like HTML or XML \(a failed download\?\)\. "),
-        ("bad/twice.tar", "duplicate file name"),
+        ("bad/twice.tar", "has two members of this extension"),
         ("bad/hollow.tar", "no image"),
     ],
 )
@@ -352,6 +352,15 @@ def linked(name, target):
     info = tarfile.TarInfo(name)
     info.type, info.linkname = tarfile.LNKTYPE, target
     return info
+
+
+def test_a_member_that_comes_twice_is_named(tmp_path):
+    picture = jpeg("420", 16, 16)
+    tar = write_tar(tmp_path / "a.tar", [("k.jpg", picture), ("k.cls", b"1"), ("k.JPG", picture)])
+    with pytest.raises(
+        ShardError, match=r"the sample of 'k\.JPG' has two members of this extension\. Write each"
+    ):
+        next(iter(Loader(Split(tar, CenterCrop(8), streaming=True), 1, workers=0)))
 
 
 def test_a_hard_linked_member_is_an_error(tmp_path):

@@ -7,8 +7,10 @@ import logging
 import math
 import unicodedata
 import warnings
+from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers.loaders import ALL
@@ -18,13 +20,15 @@ from PIL import Image
 from tarpeg import Label, Loader, ShardDataModule, ShardError, Split, Whole, build_cache
 from tarpeg.errors import ResumeError
 
+NAMES = ["a.jpg", "b.png", "sub/c.d.jpg"]
+
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder of images a.jpg, b.png and sub/c.d.jpg."""
     root = tmp_path / "images"
     (root / "sub").mkdir(parents=True)
-    for name in ("a.jpg", "b.png", "sub/c.d.jpg"):
+    for name in NAMES:
         (root / name).write_bytes(jpeg("420", 16, 16))
     return root
 
@@ -629,6 +633,120 @@ def test_white_space_makes_no_class_and_numbers_of_another_form_are_no_names(tmp
     with pytest.raises(ShardError, match=r"write numbers with a point.*kind='class'"):
         labels(folder, table)
     assert labels(folder, table, Label("y", kind="class")).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("'{}'", "tensor({})", "tensor({}, dtype=torch.int32)", "np.int64({})", "({})", "[{}]", "[{}. 0.5]"),
+        *("({}, 1)", "[[{}, 2], [3, 4]]", "array([{}, nan])", "{},5e-1", "={}", "'\"{}\"'", "\ufeff{}"),
+    ],
+)
+def test_what_programs_put_around_numbers_makes_no_names_of_them(tmp_path, folder, form):
+    rows = (f"{name}\t{form.format(k)}\n" for name, k in zip(NAMES, (10, 9, 8), strict=True))
+    given = csv(tmp_path, "file\ty\n" + "".join(rows))
+    with pytest.raises(
+        ShardError, match=r"columns \['y'\]: a cell is .*, as are all others: write numbers with"
+    ):
+        labels(folder, given)
+    assert labels(folder, given, Label("y", kind="class")).tolist() == [0, 2, 1], "names, as asked for"
+
+
+def test_intervals_and_ranges_are_names(tmp_path, folder):
+    for cells in (("(0, 18]", "(18, 60]", "(60, 99]"), ("0-18", "18-60", "60-99"), ("0 cm", "1 cm", "2 cm")):
+        text = "file;y\n" + "".join(f"{name};{cell}\n" for name, cell in zip(NAMES, cells, strict=True))
+        assert labels(folder, csv(tmp_path, text)).tolist() == [0, 1, 2]
+
+
+def test_a_blank_before_a_quote_is_no_part_of_a_cell(tmp_path, folder):
+    text = '"file", "y"\n"a.jpg", "10"\n"b.png", "9"\n"sub/c.d.jpg", "8"\n'
+    assert labels(folder, csv(tmp_path, text)).tolist() == [10, 9, 8]
+
+
+@pytest.mark.parametrize("true", ["True", "TRUE", "true"])
+def test_true_and_false_of_a_csv_file_are_those_of_a_frame(tmp_path, folder, true):
+    false = {"True": "False", "TRUE": "FALSE", "true": "false"}[true]
+    text = f"file,x,y\na,{true},{false}\nb,{true},{true}\nsub/c.d,{true},{false}\n"
+    given = csv(tmp_path, text)
+    assert labels(folder, given, "x").tolist() == [1, 1, 1], "with one value alone, too"
+    assert labels(folder, given, "y").tolist() == [0, 1, 0]
+    for kind in ("classes", "number"):
+        found = labels(folder, given, Label(["x", "y"], kind=kind))
+        assert found.dtype == torch.float32 and found.tolist() == [[1, 0], [1, 1], [1, 0]]
+    named = Split(folder, Whole(16), labels=given, key="file", target=Label("y", kind="class"))
+    assert named.classes() == sorted([true, false])
+    assert labels(folder, given, Label("y", classes=[true, false])).tolist() == [1, 0, 1]
+
+
+def test_names_in_several_columns_of_classes_are_an_error(tmp_path, folder):
+    text = "file,x,y\na,cat,1\nb,dog,0\nsub/c.d,cat,0\n"
+    with pytest.raises(
+        ShardError, match=r'is "cat", not a number in 0\.\.1: of several places each is one class'
+    ):
+        labels(folder, csv(tmp_path, text), Label(["x", "y"], kind="classes"))
+
+
+def test_numbers_as_names_and_decimal_numbers_and_lists_of_a_frame(folder):
+    frame = {"file": NAMES, "stars": [1.5, 2.0, 1.0], "price": [Decimal("1.50"), Decimal(2), Decimal(3)]}
+    assert labels(folder, frame, Label("stars", kind="class")).tolist() == [1, 2, 0]
+    assert labels(folder, frame, "price").tolist() == [1.5, 2, 3]
+    rows = np.array([[0.5, 1], [2, 3], [4, 5]], np.float32)
+    frame["v"] = [list(row) for row in rows]
+    assert labels(folder, frame, "v").tolist() == rows.tolist()
+    frame["hot"] = [[True, False], (False, True), np.array([True, True])]
+    assert labels(folder, frame, Label("hot", kind="classes")).tolist() == [[1, 0], [0, 1], [1, 1]]
+    frame["v"] = [[1.0, None], [2.0, 3.0], [4.0, 5.0]]
+    with pytest.raises(ShardError, match="a cell is null, neither a number nor a name"):
+        labels(folder, frame, "v")
+    frame["v"] = [[], [2.0, 3.0], [4.0, 5.0]]
+    with pytest.raises(ShardError, match=r"key 'a.jpg': 'v' is \[\], not a list of 2 numbers"):
+        labels(folder, frame, "v")
+    frame["v"] = [1.5, "cat", 2]
+    with pytest.raises(ShardError, match=r"a cell is 1\.5, neither a number nor a name"):
+        labels(folder, frame, "v")
+
+
+def test_a_wrong_row_of_another_image_does_not_matter_to_a_stream(tmp_path):
+    tar = write_tar(tmp_path / "a.tar", [(f"{key}.jpg", jpeg("420", 16, 16)) for key in ("a", "b")])
+    table = csv(tmp_path, "file,y\na,1\nb,{}\nother,\n,\n")
+    for cell in ("2", ""):
+        table.write_text(f"file,y\na,1\nb,{cell}\nother,\n,\n")
+        for streaming in (False, True):
+            if cell:
+                assert labels(tar, table, Label("y", kind="integer"), streaming=streaming).tolist() == [1, 2]
+                continue
+            with pytest.raises(ShardError, match="key 'b': 'y' is missing"):
+                labels(tar, table, Label("y", kind="integer"), streaming=streaming)
+
+
+class LazyFrame:
+    columns = ("file", "y")
+
+    def __getitem__(self, name):
+        raise TypeError("not subscriptable")
+
+    def collect(self):
+        raise AssertionError
+
+    collect_schema = collect
+
+
+def test_tables_of_other_kinds_have_a_remedy(tmp_path, folder):
+    with pytest.raises(ShardError, match=r"labels=frame\.collect\(\)"):
+        labels(folder, LazyFrame())
+    with pytest.raises(ShardError, match=r"cannot be read as CSV .*labels=pandas\.read_excel"):
+        labels(folder, csv(tmp_path, b"PK\x03\x04\xff\xfe", "labels.xlsx"))
+    with pytest.raises(
+        ShardError, match=r"line 2 has 2 cells, .* The first line must be the names of the columns"
+    ):
+        labels(folder, csv(tmp_path, "# of today\nfile,y\na,1\n"))
+    assert labels(folder, csv(tmp_path, "\n\nfile,y\na,1\nb,2\nsub/c.d,3\n")).tolist() == [1, 2, 3]
+
+
+def test_a_table_of_pyarrow(folder):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"file": NAMES, "y": [1, 2, 3]})
+    assert labels(folder, table).tolist() == [1, 2, 3]
 
 
 def test_texts_of_digits_in_a_frame_are_not_numbered_by_their_order(folder):

@@ -27,9 +27,17 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[+-]?(inf|infinity|(nan))", re.IGNORECASE)
 _NUMBER_ELSEWHERE = re.compile(
-    r"[+\N{MINUS SIGN}-]?\d+([\s.,'\N{RIGHT SINGLE QUOTATION MARK}]\d+)*(\s?%)?|0[xX][0-9a-fA-F]+"
+    r"[+\N{MINUS SIGN}-]?\d+([\s.,'\N{RIGHT SINGLE QUOTATION MARK}]\d+)*([eE][+-]?\d+|\s?%)?"
+    r"|0[xX][0-9a-fA-F]+"
 )
 """Texts that other programs read as numbers, or dates: 1,5; 1.000,5; 12%; digits of other scripts."""
+_WRAPPER = re.compile(r"(tensor|array|list|tuple|int|float|Decimal|(np|numpy|torch)\.\w+)?([(\[{'\"])")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_BEFORE = "=\N{ZERO WIDTH NO-BREAK SPACE}"  # Excel's, and of a file that was joined to another
+_WITHIN = re.compile(
+    r"(tensor|array|Decimal|(np|numpy|torch)\.\w+)\(|,?\s*(dtype|device)=[\w.:']+|[()\[\]{}'\"]"
+)
+"""What is between the numbers of a text that Python wrote for a tensor, an array or a list."""
 _LIMIT = 1 << 63
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_INTEGER = -1  # a missing label
@@ -252,7 +260,7 @@ class Form:
         return float(value)
 
     def _class(self, cell: Any) -> int:
-        number = self.numbers.get(_name(cell)) if type(_whole(cell)) in (str, int) else None
+        number = self.numbers.get(_name(cell)) if type(cell) in (str, int, float) else None
         if number is None:
             some = ", ".join(map(repr, list(self.numbers)[:3]))
             _refuse(cell, f"not one of the {len(self.numbers)} classes= {some} ...")
@@ -326,10 +334,14 @@ def form_of(label: Label, columns: Sequence[Iterable[Any]], *, is_text: bool) ->
     width = None
     if kind == "number" or (kind == "classes" and label.classes is None):
         lists = [cell for cell in cells if isinstance(cell, (list, tuple))]
-        if lists and (kind == "number" or all(_is_number(each, is_text) for each in lists[0])):
-            width = len(lists[0])
+        first = next(filter(None, lists), [])
+        if lists and (kind == "number" or all(_is_number(each, is_text) for each in first)):
+            width = len(first)
     numbers = label.numbers
     if kind in ("class", "classes") and not numbers and (kind == "class" or not _are_shares(cells, is_text)):
+        if kind == "classes" and len(label.places) > 1:
+            name = next(each for each in _flat(cells) if not _is_number(each, is_text))
+            _refuse(name, "not a number in 0..1: of several places each is one class")
         names = {*map(_name, _flat(cells))}
         numbers = {name: number for number, name in enumerate(sorted(names))}
     return Form(label, kind, width, numbers, is_text)
@@ -354,9 +366,9 @@ def _kind_of(label: Label, cells: Sequence[Any], *, is_text: bool) -> Kind:
             type(each) is int or (isinstance(each, str) and _INTEGER.fullmatch(each.strip())) for each in flat
         )
         return "integer" if are_whole else "number"
-    if not all(isinstance(each, (str, int)) and not isinstance(each, bool) for each in flat):
-        wrong = next(each for each in flat if not isinstance(each, (str, int)) or isinstance(each, bool))
-        _refuse(wrong, "neither a number nor a name, nor a list of them")
+    if (wrong := [each for each in flat if type(each) not in (str, int)]) != []:
+        other = next((each for each in wrong if type(each) is not float), wrong[0])
+        _refuse(other, "neither a number nor a name, nor a list of them")
     names = [each for each in flat if not _is_number(each, is_text)]
     if not are_lists and len(names) < len(flat):  # NA, 1,5 or 99% in a column of numbers would be a class
         _refuse(
@@ -364,11 +376,16 @@ def _kind_of(label: Label, cells: Sequence[Any], *, is_text: bool) -> Kind:
             "and others are numbers: correct it, leave the cell of a missing one empty (optional=True), or "
             "give tarpeg.Label(kind='class') if all of them are names",
         )
-    odd = next((each for each in flat if _looks_like_a_number(each, is_text)), None)
-    if odd is not None and all(_looks_like_a_number(each, is_text) for each in flat):
+    # "[0" and "1]" are parts of a list that Python wrote.
+    parts = [each.strip("[](){}") if are_lists and isinstance(each, str) else each for each in flat]
+    are_odd = [
+        _looks_like_a_number(part, is_text and part == each) for part, each in zip(parts, flat, strict=True)
+    ]
+    if are_odd and all(are_odd):
         _refuse(
-            odd,
-            "as are all others: write numbers with a point, and in a DataFrame as numbers, or give "
+            flat[0],
+            "as are all others: write numbers with a point and nothing around them, several of them with a "
+            "separator or in columns of their own, and in a DataFrame as numbers; or give "
             f"tarpeg.Label(kind={'classes' if are_lists else 'class'!r}) if they are names, whose labels are "
             "their places in sorted order",
         )
@@ -376,10 +393,15 @@ def _kind_of(label: Label, cells: Sequence[Any], *, is_text: bool) -> Kind:
 
 
 def _looks_like_a_number(cell: Any, is_text: bool) -> bool:
-    """Whether a text has digits as numbers have: "1,5"; "10" in a DataFrame; "inf"."""
+    """Whether a text has digits as numbers have: "1,5"; "10" in a DataFrame; "inf"; "[0. 1.]"."""
     if not isinstance(cell, str):
         return False
-    text = cell.strip()
+    text = cell.strip().lstrip(_BEFORE)
+    is_text = is_text and text == cell.strip()
+    found = _WRAPPER.match(text)
+    if found and text.endswith(_CLOSING.get(found[3], found[3])):
+        parts = re.split(r"[\s,;]+", _WITHIN.sub(" ", text[found.end() :]))
+        return any(parts) and all(_looks_like_a_number(part, is_text=False) for part in parts if part)
     if _NUMBER.fullmatch(text):
         return math.isinf(float(text)) or not is_text
     if found := _NOT_FINITE.fullmatch(text):

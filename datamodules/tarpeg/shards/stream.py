@@ -242,6 +242,12 @@ class Stream:
         try:
             yield from samples
         except failures(*_BROKEN) as error:
+            if "duplicate file name" in str(error):  # webdataset's words, after the name
+                name = str(error.args[0]).partition(": duplicate")[0]
+                raise ShardError(
+                    f"shard {public_url(opener.url)}: the sample of {name!r} has two members of this "
+                    "extension. Write each member once"
+                ) from error
             raise ShardError(
                 f"shard {public_url(opener.url)} cannot be read as a stream: {opener.reason(error)}. Check "
                 f"the address, the network, and that it is a complete tar.{_of_folder(opener.url)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from .tables import Table
 
 log = logging.getLogger(__name__)
 
+_TRUTHS = {"True": "1", "TRUE": "1", "true": "1", "False": "0", "FALSE": "0", "false": "0"}  # pandas'
+
 
 @dataclass
 class TableLabels:
@@ -34,6 +36,7 @@ class TableLabels:
         rows: For a stream, rows by key.
         found: Text of ``identity``.
         key: The first of the table, for a message of a stream.
+        wrong: For a stream, errors by row: it may be that of another image.
     """
 
     form: Form
@@ -42,6 +45,7 @@ class TableLabels:
     rows: dict[str, int] | None = None
     found: str = field(default="", repr=False)
     key: str = ""
+    wrong: dict[int, str] = field(default_factory=dict, repr=False)
     # Of a stream, by row: the number of its sample, which is a hash of its place.
     _taken: dict[int, int] = field(default_factory=dict, repr=False)
 
@@ -68,6 +72,8 @@ class TableLabels:
         if row == TWICE or (row == NONE and not self.form.label.optional):
             what = f"{self.table} has several rows with this key" if row == TWICE else self._no_row()
             raise ShardError(f"{where_of(source, id)}: {what}")
+        if row in self.wrong:
+            raise ShardError(self.wrong[row])
         if row != NONE:
             shard = str(source.shard(id))
             # A command may have another order in each epoch.
@@ -95,6 +101,7 @@ def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None =
     Raises:
         ShardError: For samples without a row, or with several, and for wrong cells.
     """
+    table = _with_truths(table, label)
     form = _form(table, label)
     wanted = np.arange(len(source)) if ids is None else np.unique(ids)
     rows = rows_of(table, source, wanted, is_optional=label.optional)
@@ -109,17 +116,33 @@ def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None =
 
 def streamed_table_labels(table: Table, label: Label) -> TableLabels:
     """Return the labels of the samples of a stream, by their keys, as ``table_labels``."""
+    table = _with_truths(table, label)
     form, rows = _form(table, label), by_key([*map(stored, table.keys)])
     for row, key in enumerate(table.keys):
         if not key.isascii():
             rows.setdefault(stored(key, apart=True), row)
-    values = _array(table, form, np.arange(len(table.keys)))
-    return TableLabels(form, table.name, values, rows, _identity(table, form, values), key=table.keys[0])
+    values, wrong = _array_of_any(table, form)
+    found = _identity(table, form, values)
+    return TableLabels(form, table.name, values, rows, found, key=table.keys[0], wrong=wrong)
 
 
 def class_names(table: Table, label: Label) -> list[str] | None:
     """Return the names of the classes of a table by label; None if it has no classes."""
-    return _form(table, label).classes
+    return _form(_with_truths(table, label), label).classes
+
+
+def _with_truths(table: Table, label: Label) -> Table:
+    """Return a table in which True and False of a CSV file are 1 and 0, as in that of a DataFrame.
+
+    But those that are names of classes, or parts of a list.
+    """
+    if not table.is_text or label.classes is not None or label.kind == "class" or label.separator is not None:
+        return table
+    columns = [
+        [_TRUTHS.get(cell, cell) for cell in column] if {*column} <= {*_TRUTHS, ""} else column
+        for column in table.columns
+    ]
+    return replace(table, columns=columns)
 
 
 def _form(table: Table, label: Label) -> Form:
@@ -138,6 +161,26 @@ def _array(table: Table, form: Form, rows: Int64) -> npt.NDArray[Any]:
             f"{table.name}, row {row + 1} after the names of the columns, key {table.keys[row]!r}: "
             f"{place!r} {error.reason}"
         ) from None
+
+
+def _array_of_any(table: Table, form: Form) -> tuple[npt.NDArray[Any], dict[int, str]]:
+    """Return the labels of all rows, and the errors of those that have a wrong one."""
+    rows, wrong = np.arange(len(table.keys)), dict[int, str]()
+    try:
+        return _array(table, form, rows), wrong
+    except ShardError:
+        for row in rows.tolist():
+            try:
+                _array(table, form, rows[row : row + 1])
+            except ShardError as error:
+                wrong[row] = str(error)
+    good = np.setdiff1d(rows, [*wrong])
+    if not len(good):
+        raise ShardError(wrong[0])
+    found = _array(table, form, good)
+    values = np.full((len(rows), *found.shape[1:]), form.empty, found.dtype)
+    values[good] = found
+    return values, wrong
 
 
 def _identity(table: Table, form: Form, values: npt.NDArray[Any]) -> str:

@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -92,24 +93,34 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
         with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
             named = re.fullmatch(r"sep=(.)\s*", file.readline())  # Excel's
             delimiter = named[1] if named else max(_DELIMITERS, key=partial(_cells, file))
-            if not named:
-                file.seek(0)
-            rows = csv.reader(file, delimiter=delimiter, strict=True)
-            header = [each.strip() for each in next(rows, [])]
+            file.seek(0)
+            head = [file.readline() for _ in range(2 + (named is not None))]
+            # A blank before a quote would make the quotes a part of the cell.
+            has_blanks = any(f'{delimiter} "' in line for line in head)
+            file.seek(0)
+            if named:
+                file.readline()
+            rows = csv.reader(file, delimiter=delimiter, strict=True, skipinitialspace=has_blanks)
+            header = [each.strip() for each in next(filter(None, rows), [])]
             cells: list[list[str]] = []
             for row in rows:
                 if not row:
                     continue
                 if len(row) != len(header):
+                    remedy = f"Put quotes around cells with {delimiter!r} in them"
+                    if len(header) == 1 or header[0].startswith("#"):
+                        remedy = "The first line must be the names of the columns"
                     raise ShardError(
                         f"{name}, line {rows.line_num + (named is not None)} has {len(row)} cells, and the "
-                        f"first line has {len(header)}: {', '.join(map(repr, row[:4]))}. Put quotes around "
-                        f"cells with {delimiter!r} in them"
+                        f"first line has {len(header)}: {', '.join(map(repr, row[:4]))}. {remedy}"
                     )
                 cells.append(row)
     except (OSError, csv.Error, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        raise ShardError(f"{name} cannot be read as CSV in UTF-8: {reason}") from error
+        raise ShardError(
+            f"{name} cannot be read as CSV in UTF-8: {reason}. Of other tables give what pandas reads: "
+            "labels=pandas.read_excel(...)"
+        ) from error
 
     def read(names: Sequence[str]) -> list[list[Any]]:
         return [[row[header.index(each)] for row in cells] for each in names]
@@ -121,7 +132,7 @@ def _cells(file: io.TextIOWrapper, delimiter: str) -> tuple[bool, int]:
     """Return whether the first rows of a table have as many cells, more than one, and how many."""
     file.seek(0)
     try:
-        first, *others = itertools.islice(csv.reader(file, delimiter=delimiter), 2)
+        first, *others = itertools.islice(csv.reader(file, delimiter=delimiter, skipinitialspace=True), 2)
     except (csv.Error, ValueError):  # such as a long line without this delimiter; an empty file
         return False, 0
     return len(first) > 1 and all(len(row) in (0, len(first)) for row in others), len(first)
@@ -153,17 +164,30 @@ def _parquet(name: str, path: Path) -> tuple[list[str], Read]:
 
 
 def _frame(given: Any) -> tuple[list[str], Read]:
-    known = list(given if isinstance(given, Mapping) else given.columns)
+    if hasattr(given, "collect_schema") and hasattr(given, "collect"):
+        raise ShardError(
+            "labels= is a LazyFrame of polars, which has no rows yet: give labels=frame.collect()"
+        )
+    names = given if isinstance(given, Mapping) else getattr(given, "column_names", given.columns)
+    known = list(names)  # the columns of pyarrow's tables are no names
 
     def read(names: Sequence[str]) -> list[list[Any]]:
         # A cell of a column of lists is a column itself if it is iterated over, in polars.
         found = [given[each] for each in names]
-        columns = [_plain(each.to_list() if hasattr(each, "to_list") else each) for each in found]
+        columns = [_plain(_cells_of(each)) for each in found]
         if len({*map(len, columns)}) > 1:
             raise ShardError(f"labels= has columns of {sorted({*map(len, columns)})} rows")
         return columns
 
     return known, read
+
+
+def _cells_of(column: Any) -> Iterable[Any]:
+    for name in ("to_list", "to_pylist"):  # of pandas and polars, and of pyarrow
+        if hasattr(column, name):
+            found: Iterable[Any] = getattr(column, name)()
+            return found
+    return cast("Iterable[Any]", column)
 
 
 def is_frame(given: object) -> bool:
@@ -173,6 +197,15 @@ def is_frame(given: object) -> bool:
 
 
 def _plain(cells: Iterable[Any]) -> list[Any]:
-    """Return cells as values of Python: those of arrays are numpy's."""
-    found = [cell.tolist() if isinstance(cell, (np.generic, np.ndarray)) else cell for cell in cells]
-    return [int(cell) if isinstance(cell, bool) else cell for cell in found]
+    """Return cells as values of Python: those of arrays are numpy's, those of databases decimal numbers."""
+    return [_value(cell) for cell in cells]
+
+
+def _value(cell: Any) -> Any:
+    if isinstance(cell, (np.generic, np.ndarray)):
+        cell = cell.tolist()
+    if isinstance(cell, (list, tuple)):
+        return [_value(each) for each in cell]
+    if isinstance(cell, bool):
+        return int(cell)
+    return float(cell) if isinstance(cell, Decimal) else cell

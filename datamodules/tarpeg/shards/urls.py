@@ -171,10 +171,9 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         system, path = importlib.import_module("fsspec.core").url_to_fs(url, **_options(url))
     except (ImportError, ValueError) as error:
-        raise ShardError(
-            f"{public_url(url)!r} cannot be opened: {error} (pip install 'tarpeg[remote]' installs "
-            "s3fs, gcsfs, aiohttp and huggingface_hub)"
-        ) from error
+        needs = "pip install 'tarpeg[remote]' installs s3fs, gcsfs, aiohttp and huggingface_hub"
+        remedy = f" ({needs})" if isinstance(error, ImportError) else ". Check the address"
+        raise ShardError(f"{public_url(url)!r} cannot be opened: {error}{remedy}") from error
     if _S3.match(url):
         system.retries = 1
     return system, path
@@ -375,6 +374,7 @@ def size_and_version(info: dict[str, Any]) -> tuple[int | None, str]:
 def failures(*more: type[Exception]) -> tuple[type[Exception], ...]:
     """Return the errors of fsspec's file systems that have been imported, and more."""
     found = _errors_of("aiohttp", "ClientError") + _errors_of("botocore.exceptions", "BotoCoreError")
+    found += _errors_of("httpx", "HTTPError") + _errors_of("httpx2", "HTTPError")  # of huggingface_hub
     if "s3fs" in sys.modules:
         found += (IndexError,)  # of s3fs, which looks for the first argument of a timeout
     return (OSError, ValueError, EOFError, asyncio.TimeoutError, *found, *more)
