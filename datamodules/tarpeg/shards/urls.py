@@ -170,10 +170,13 @@ def file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path there. Raises ShardError."""
     try:
         system, path = importlib.import_module("fsspec.core").url_to_fs(url, **_options(url))
-    except (ImportError, ValueError) as error:
-        needs = "pip install 'tarpeg[remote]' installs s3fs, gcsfs, aiohttp and huggingface_hub"
-        remedy = f" ({needs})" if isinstance(error, ImportError) else ". Check the address"
-        raise ShardError(f"{public_url(url)!r} cannot be opened: {error}{remedy}") from error
+    except ImportError as error:
+        raise ShardError(
+            f"{public_url(url)!r} cannot be opened: {error} (pip install 'tarpeg[remote]' installs "
+            "s3fs, gcsfs, aiohttp and huggingface_hub)"
+        ) from error
+    except ValueError as error:
+        raise ShardError(f"{public_url(url)!r} cannot be opened: {error}. Check the address") from error
     if _S3.match(url):
         system.retries = 1
     return system, path
