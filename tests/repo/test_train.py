@@ -648,7 +648,8 @@ def test_a_checkpoint_behind_a_url_that_is_not_there_is_one_line():
     model = Classifier(torch.nn.Linear(2, 3), torch.optim.SGD, 3)
     for url, reason in (
         ("memory://none.ckpt", "cannot be read: .*give the local file"),
-        ("nothing://a.ckpt", "cannot be opened: .*pip install"),
+        ("oss://b/a.ckpt", "cannot be opened: .*pip install"),
+        ("nothing://a.ckpt", "cannot be opened: Protocol not known: nothing. Check the address"),
     ):
         with pytest.raises(ConfigError, match=f"^ckpt_path={url}: .*{reason}"):
             check_run(OmegaConf.create(config | {"ckpt_path": url}), model, True)
