@@ -532,9 +532,10 @@ class Measure(Callback):
     def measure(self, folder, outer, net, *_):
         if len(self.outer) < 2:
             self.outer.append(outer)
+            before = outer.datamodule.state_dict()
             with suppress(ArithmeticError):
                 trainer(folder).validate(self.net, datamodule=outer.datamodule, verbose=False)
-            assert outer.datamodule.trainer is outer
+            assert outer.datamodule.trainer is outer and outer.datamodule.state_dict() == before
 
 
 @pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_train_batch_end", "on_validation_batch_end"])
@@ -544,6 +545,7 @@ def test_a_trainer_within_the_training_of_another(photos, tmp_path, hook, worker
         data = module(photos, augment=Augment(flip=0.5, affine=Affine(30)), workers=workers)
         net = fitted(tmp_path, data, max_epochs=3, num_sanity_val_steps=0, callbacks=list(callbacks))
         assert data.trainer is net.trainer and children() == set()
+        assert data.state_dict()["train"]["batches"] == 6
         return [batch for stage in ("train", "validate") for batch in net.seen[stage]]
 
     inner = Measure(tmp_path, hook, fails)
@@ -873,7 +875,7 @@ def test_a_copy_under_a_trainer_begins_at_the_first_batch(photos, tmp_path, copi
     assert sorted(fitted(tmp_path, copied(data)).keys("train")[0]) == ALL
 
 
-def test_a_data_module_without_a_trainer_goes_on_from_its_state(photos):
+def test_a_data_module_without_a_trainer_goes_on_from_its_state(photos, tmp_path):
     data = module(photos)
     batches = iter(data.train_dataloader())
     next(batches)
@@ -884,6 +886,9 @@ def test_a_data_module_without_a_trainer_goes_on_from_its_state(photos):
         again.load_state_dict(state)
         for expected in (rest, following):
             assert [batch.key for batch in again.train_dataloader()] == expected
+    again = module(photos)
+    again.load_state_dict(state)
+    assert sorted(fitted(tmp_path, again).keys("train")[0]) == ALL, "a Trainer has ckpt_path"
 
 
 @pytest.mark.parametrize("seed", [-3, 1 << 63])

@@ -216,7 +216,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._fitting: Callable[[], lightning.Trainer | None] = _no_trainer  # the Trainer of that loader
         self._previous: Loader | None = None  # of train, without a Trainer, until teardown()
         self._resume: Mapping[str, Any] | None = None
-        self._place: Mapping[str, Any] | None = None  # of train, in the data module of which this is a copy
+        self._place: Mapping[str, Any] | None = None  # where train begins without a Trainer
 
     @property
     def batch_size(self) -> int:
@@ -320,7 +320,7 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.trainer is None:
             if self._previous is not None:
                 loader.follow(self._previous)
-            elif self._place is not None and self._resume is None:
+            elif self._place is not None:
                 loader.load_state_dict(self._place)
             self._previous, self._place = loader, None
         if self._resume is not None:
@@ -399,19 +399,27 @@ class ShardDataModule(lightning.LightningDataModule):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Compare the classes, and continue training at the position, ignored in validation and so on."""
+        """Compare the classes, and continue training at the position, ignored in validation and so on.
+
+        Without a Trainer, loaders go on there; a Trainer begins at the first batch without ``ckpt_path=``.
+        """
         # Lightning saves and restores the loader's own state too, but loses it if
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
         self._stored, state = checked_classes(state_dict), state_dict.get("train")
         check_classes(self._stored, self._names)
         self._check_preprocessing(state_dict.get("preprocessing"))
-        if state is None or (self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING):
+        if state is None:
             return
-        # An existing loader may be from a previous run; some strategies load after the loader is created.
-        if self._train is not None:
-            self._train.load_state_dict(state)
-        if self.trainer is not None or self._previous is None:  # without a Trainer, the next one follows that
+        if self.trainer is None:
+            if self._previous is None:
+                self._place = state
+            else:  # which the next loader follows
+                self._previous.load_state_dict(state)
+        elif self.trainer.state.fn == TrainerFn.FITTING:
+            # An existing loader may be from a previous run; some strategies load after the loader is created.
             self._resume = state
+            if self._train is not None:
+                self._train.load_state_dict(state)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has: all but Trainer and loaders, which it gets for itself.
@@ -434,7 +442,8 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
-        if self._train is not None:  # a checkpoint that is written later is of this place, too
+        if self._train is not None and self._outer() is None:
+            # A checkpoint that is written later is of this place, too.
             self._train.unused = partial(int, self._train.unused())
         self._close()
         self._leave()
@@ -475,7 +484,7 @@ class ShardDataModule(lightning.LightningDataModule):
         outer = self._outer()
         self._loaders = [each for each in self._loaders if outer is not None and each[1]() is outer]
         self._previous = None
-        self._resume = None
+        self._resume = self._place = None
 
     def _outer(self) -> lightning.Trainer | None:
         """Return the Trainer that trains, if the present one works within it, such as in a callback."""
@@ -643,10 +652,12 @@ class ShardDataModule(lightning.LightningDataModule):
 
         With a Trainer these are all of it, for reload_dataloaders_every_n_epochs; otherwise those that ended.
         """
+        ended = set[Loader]()
         for other in self._in_use():
             if other.name == loader.name and (self.trainer is not None or other.has_ended):
                 other.close()
-                self._loaders = [each for each in self._loaders if each[0]() is not other]
+                ended.add(other)
+        self._loaders = [each for each in self._loaders if each[0]() not in (None, *ended)]
         self._loaders.append((weakref.ref(loader), self._trainer_reference()))
 
     def _in_use(self) -> list[Loader]:
