@@ -529,7 +529,7 @@ class Measure(Callback):
         self.net, self.outer = Net("validate" if fails else None), []
         setattr(self, hook, partial(self.measure, folder))
 
-    def measure(self, folder, outer, net, *_):
+    def measure(self, folder, outer, net, *_, stage=None):
         if len(self.outer) < 2:
             self.outer.append(outer)
             before = outer.datamodule.state_dict()
@@ -538,12 +538,18 @@ class Measure(Callback):
             assert outer.datamodule.trainer is outer and outer.datamodule.state_dict() == before
 
 
-@pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_train_batch_end", "on_validation_batch_end"])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        *("setup", "on_fit_start", "on_sanity_check_start", "on_validation_batch_end", "on_validation_end"),
+        *("on_train_start", "on_train_batch_end", "on_train_epoch_end"),
+    ],
+)
 @pytest.mark.parametrize(("workers", "fails"), [(0, False), (1, True)])
 def test_a_trainer_within_the_training_of_another(photos, tmp_path, hook, workers, fails, children):
     def batches(*callbacks):
         data = module(photos, augment=Augment(flip=0.5, affine=Affine(30)), workers=workers)
-        net = fitted(tmp_path, data, max_epochs=3, num_sanity_val_steps=0, callbacks=list(callbacks))
+        net = fitted(tmp_path, data, max_epochs=3, callbacks=list(callbacks))
         assert data.trainer is net.trainer and children() == set()
         assert data.state_dict()["train"]["batches"] == 6
         return [batch for stage in ("train", "validate") for batch in net.seen[stage]]
@@ -551,7 +557,7 @@ def test_a_trainer_within_the_training_of_another(photos, tmp_path, hook, worker
     inner = Measure(tmp_path, hook, fails)
     for one, other in zip(batches(), batches(inner), strict=True):
         assert one.key == other.key and torch.equal(one.image, other.image)
-    assert len(inner.net.seen["validate"]) == 2 * (1 if fails else 6)
+    assert len(inner.net.seen["validate"]) == len(inner.outer) * (1 if fails else 6) > 0
 
 
 def test_a_training_within_the_training_of_another_is_refused(photos, tmp_path):

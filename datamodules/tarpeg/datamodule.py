@@ -213,7 +213,8 @@ class ShardDataModule(lightning.LightningDataModule):
         # Those that are still in use, and their Trainers: a loader that is not any more ends its workers.
         self._loaders: list[tuple[weakref.ref[Loader], Callable[[], lightning.Trainer | None]]] = []
         self._train: Loader | None = None
-        self._fitting: Callable[[], lightning.Trainer | None] = _no_trainer  # the Trainer of that loader
+        # Those that run: of several, each but the first works within the one before, such as in a callback.
+        self._trainers: list[weakref.ref[lightning.Trainer]] = []
         self._previous: Loader | None = None  # of train, without a Trainer, until teardown()
         self._resume: Mapping[str, Any] | None = None
         self._place: Mapping[str, Any] | None = None  # where train begins without a Trainer
@@ -295,6 +296,8 @@ class ShardDataModule(lightning.LightningDataModule):
         warnings.filterwarnings("ignore", "You have overridden `on_after_batch_transfer` in both")  # both run
         # Of keys and members, which it counts too. It takes the first size that it finds: that of the images.
         warnings.filterwarnings("ignore", "Trying to infer the `batch_size` from an ambiguous collection")
+        if self.trainer is not None:
+            self._trainers.append(weakref.ref(self.trainer))
         self._check_overlap()
         self._compare_classes()
         self._check_network()
@@ -309,12 +312,13 @@ class ShardDataModule(lightning.LightningDataModule):
         Without a Trainer a second call returns a loader that begins with the next epoch, as
         ``for images, labels in data.train_dataloader()`` in a loop over epochs expects it.
         """
-        if self._outer() is not None:
+        outer = self._outer()
+        if outer is not None and outer.state.fn == TrainerFn.FITTING:
             raise RuntimeError(
                 "another Trainer trains with this ShardDataModule at the moment: make one for each of them"
             )
         loader = self._loader("train")
-        self._train, self._fitting = loader, self._trainer_reference()
+        self._train = loader
         if loader.ranks.rank == 0 and (text := loader.shapes_text()):
             log.info("%s", text)
         if self.trainer is None:
@@ -426,8 +430,8 @@ class ShardDataModule(lightning.LightningDataModule):
 
         Without a Trainer, it goes on where train was.
         """
-        state = {**self.__dict__, "trainer": None, "_loaders": [], "_train": None, "_previous": None}
-        state["_fitting"] = _no_trainer
+        state = {**self.__dict__, "trainer": None, "_trainers": [], "_loaders": [], "_train": None}
+        state["_previous"] = None
         if self._train is not None:
             state["_place"] = self._train.state_dict()
         return state
@@ -478,23 +482,28 @@ class ShardDataModule(lightning.LightningDataModule):
         return splits[dataloader_idx] if dataloader_idx < len(splits) else None
 
     def _close(self) -> None:
-        """Close all loaders; of a Trainer that ends within the training of another one, its own alone."""
+        """Close all loaders; of a Trainer that ends within the work of another one, its own alone."""
         for loader in self._in_use():
             loader.close()
         outer = self._outer()
-        self._loaders = [each for each in self._loaders if outer is not None and each[1]() is outer]
-        self._previous = None
-        self._resume = self._place = None
+        if outer is None:
+            self._loaders.clear()
+            self._previous = None
+            self._resume = self._place = None
+        else:
+            self._loaders = [each for each in self._loaders if each[1]() is not self.trainer]
 
     def _outer(self) -> lightning.Trainer | None:
-        """Return the Trainer that trains, if the present one works within it, such as in a callback."""
-        trainer = self._fitting()
-        is_outer = trainer not in (None, self.trainer) and trainer.state.status == TrainerStatus.RUNNING
-        return trainer if is_outer else None
+        """Return the Trainer within which the present one works; None without one."""
+        found = (reference() for reference in reversed(self._trainers))
+        running = (each for each in found if each and each.state.status == TrainerStatus.RUNNING)
+        return next((each for each in running if each is not self.trainer), None)
 
     def _leave(self) -> None:
-        """Go back to the Trainer that trains, if the present one worked within it."""
-        self.trainer = self._outer() or self.trainer
+        """Go back to the Trainer within which the present one, which ends, has worked."""
+        outer, ended = self._outer(), self.trainer
+        self._trainers = [each for each in self._trainers if each() not in (None, ended)]
+        self.trainer = outer or ended
 
     def _trainer_reference(self) -> Callable[[], lightning.Trainer | None]:
         return _no_trainer if self.trainer is None else weakref.ref(self.trainer)
@@ -661,10 +670,10 @@ class ShardDataModule(lightning.LightningDataModule):
         self._loaders.append((weakref.ref(loader), self._trainer_reference()))
 
     def _in_use(self) -> list[Loader]:
-        """Return the loaders that live, without those of a Trainer within which this one works."""
-        outer = self._outer()
-        of_this = (found for found, of in self._loaders if outer is None or of() is not outer)
-        return [loader for found in of_this if (loader := found()) is not None]
+        """Return the loaders that live; of a Trainer that works within another one, its own alone."""
+        is_inner = self._outer() is not None
+        own = (found for found, of in self._loaders if not is_inner or of() is self.trainer)
+        return [loader for found in own if (loader := found()) is not None]
 
 
 def _no_trainer() -> None:

@@ -9,6 +9,7 @@ import re
 import time
 import types
 import warnings
+from unittest import mock
 
 import pytest
 import tarpeg
@@ -130,7 +131,7 @@ def test_a_data_module_without_a_trainer_takes_a_mesh(photos):
 
 def test_a_mesh_and_the_ranks_of_a_trainer_are_refused(photos):
     data = ShardDataModule(Split(photos, CenterCrop(8)), workers=0, mesh=(mesh(("dp",), (1,), (0,)), "dp"))
-    data.trainer = types.SimpleNamespace(strategy=types.SimpleNamespace(), lightning_module=None)
+    data.trainer = mock.Mock(strategy=types.SimpleNamespace(), lightning_module=None)
     with pytest.raises(ValueError, match=r"mesh=.*Trainer.*leave it out"):
         data.setup("fit")
 
@@ -221,23 +222,36 @@ def test_a_process_may_look_at_a_batch_before_all_load_a_state(photos, on, order
     on(0, list, loaders[0])
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (1, "and another one epoch [01].*"),
-        (3, "which 1 of 2 processes have begun.*"),
-    ],
-)
-def test_a_process_that_took_batches_alone_is_an_epoch_ahead_with_a_warning(photos, on, count, text):
+@pytest.mark.parametrize("count", [1, 4, 5, 11])
+def test_a_process_that_took_batches_alone_is_an_epoch_ahead_with_a_warning(photos, on, count, monkeypatch):
+    monkeypatch.setattr(ranks, "_LOOK", 4)
     loaders = one_by_one(photos, on)
     on(0, lambda: [*itertools.islice(loaders[0], count)])
-    with pytest.warns(UserWarning, match=f"split: process [01] reads epoch [01], {text}rank=0 and world=1"):
+    text = "and another one epoch [01].*" if count <= 4 else "which 1 of 2 processes have begun.*"
+    if count > 4:
+        silent(on, loaders, 2)
+    with pytest.warns(
+        UserWarning, match=f"split: process [01] (has )?read.* epoch [013], {text}rank=0 and world=1"
+    ):
         in_turn(on, loaders)
     for process, loader in enumerate(loaders):
-        on(process, loader.sampler.set_epoch, 5)
+        on(process, loader.sampler.set_epoch, 7)
+    silent(on, loaders, 2)
+
+
+@pytest.mark.parametrize("looks", [(1, 3), (0, 0), (9, 9), (11, 11)])
+def test_processes_that_take_as_many_passes_are_in_the_same_epochs(photos, on, looks, monkeypatch):
+    monkeypatch.setattr(ranks, "_LOOK", 4)
+    loaders = one_by_one(photos, on)
+    for process, (loader, count) in enumerate(zip(loaders, looks, strict=True)):
+        on(process, lambda loader=loader, count=count: [*itertools.islice(loader, count)])
+    silent(on, loaders, 5)
+
+
+def silent(on, loaders, epochs):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(2):
+        for _ in range(epochs):
             in_turn(on, loaders)
 
 
@@ -253,8 +267,7 @@ def test_processes_that_wait_for_no_other_are_not_compared_by_their_speed(photos
 
 
 def one_by_one(photos, on):
-    split = Split(photos, CenterCrop(8), repeats=2)
-    return [on(process, lambda: Loader(split, 1, workers=0)) for process in (0, 1)]
+    return [on(process, lambda: Loader(Split(photos, CenterCrop(8)), 1, workers=0)) for process in (0, 1)]
 
 
 def in_turn(on, loaders):

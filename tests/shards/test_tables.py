@@ -7,6 +7,7 @@ import logging
 import math
 import unicodedata
 import warnings
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 
@@ -438,7 +439,7 @@ def table(request, frame, tmp_path):
         ("flag", torch.int64, [1, 0, 1]),
         ("pair", torch.float32, [[1, 2], [3, 4], [5, 6]]),
         ("tags", torch.float32, [[1, 0], [0, 0], [1, 1]]),
-        (["flag", "pair"], None, r"key 'a': 'flag' is 1"),
+        (["flag", "pair"], None, r"key 'a': 'flag' is true"),
         ("integer", None, r"key 'b': 'integer' is missing"),
         ("date", None, r"'date'.*2024-01-01"),
         ("nam", None, r"no column 'nam'; did you mean 'name'"),
@@ -676,6 +677,35 @@ def test_true_and_false_of_a_csv_file_are_those_of_a_frame(tmp_path, folder, tru
     named = Split(folder, Whole(16), labels=given, key="file", target=Label("y", kind="class"))
     assert named.classes() == sorted([true, false])
     assert labels(folder, given, Label("y", classes=[true, false])).tolist() == [1, 0, 1]
+
+
+def test_truths_of_a_frame_are_names_if_these_are_asked_for(folder):
+    frame = {"file": NAMES, "y": [True, False, np.True_]}
+    assert labels(folder, frame).tolist() == [1, 0, 1]
+    named = Split(folder, Whole(16), labels=frame, key="file", target=Label("y", kind="class"))
+    assert named.classes() == ["False", "True"]
+    for classes, expected in ((["True", "False"], [0, 1, 0]), ([0, 1], [1, 0, 1])):
+        assert labels(folder, frame, Label("y", classes=classes)).tolist() == expected
+
+
+def test_whole_numbers_with_a_point_are_integers_if_these_are_asked_for(tmp_path, folder):
+    given = csv(tmp_path, "file,y\na,3.0\nb,\nsub/c.d,1.0\n")
+    assert labels(folder, given, Label("y", kind="integer", optional=True)).tolist() == [3, -1, 1]
+    assert labels(folder, given, Label("y", classes=[1, 2, 3], optional=True)).tolist() == [2, -1, 0]
+
+
+def test_names_of_any_type(folder):
+    days = [date(2020, 1, day) for day in (2, 1, 3)]
+    assert labels(folder, {"file": NAMES, "y": days}, Label("y", kind="class")).tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize("form", ["['{}', 'dog']", '["{}", "dog"]', " ['{}'] "])
+def test_lists_that_were_written_as_texts_are_an_error(tmp_path, folder, form):
+    given = csv(tmp_path, "file;y\n" + "".join(f"{name};{form.format('cat')}\n" for name in NAMES))
+    for target in ("y", Label("y", kind="classes"), Label("y", separator=",")):
+        with pytest.raises(ShardError, match=r"a list that was written as a text, .*separator='\|'"):
+            labels(folder, given, target)
+    assert labels(folder, given, Label("y", kind="class")).tolist() == [0, 0, 0]
 
 
 def test_names_in_several_columns_of_classes_are_an_error(tmp_path, folder):

@@ -589,8 +589,9 @@ class Loader:
         for k in itertools.count(first):
             if is_on_device:
                 self.settle()  # of the batch before
-            if positions is not None:
-                positions.check(epoch, k - first, None if count is None else count - first)
+            if positions is not None and self.training:
+                length = None if count is None else count - first
+                positions.check(epoch, k - first, length, is_set=is_set)
             if k == count:
                 return
             if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork
@@ -620,8 +621,6 @@ class Loader:
             del batch
             if positions is not None and k == first:
                 positions.go_on(epoch, first)
-                if self.training:
-                    positions.begin(epoch, is_set=is_set)
             if self._iterations != iteration:
                 raise RuntimeError(
                     "this iterator was retired by a newer one of the same loader, by load_state_dict() or by "

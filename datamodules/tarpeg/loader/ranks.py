@@ -22,7 +22,8 @@ Mesh = Any
 
 ORDER = "shuffle=, subset=, weights= and repeats= of the split, and the buckets of its crop"
 """What the checksum ``order`` of a feed is of."""
-_FAR, _FEW = 100, 10  # batches; more than are accumulated without a collective
+_LOOK = 10  # batches: fewer of a pass are a look at it
+_FAR, _EPOCHS = 100, 3  # batches and epochs that processes which train together are never apart
 _CAUSES = {
     "batches": "drop_last= and crop",
     "data": "shards, in the same order, with the same labels",
@@ -158,11 +159,11 @@ class Positions:
     the last one finds a difference. Nothing waits for another process, which may never iterate. A process
     that takes a single batch, for a look at it, may load a state afterwards: only a second batch counts.
 
-    A process that has taken a look alone is an epoch ahead from then on: with a single batch, its epochs are
-    others than those of the other processes. With more, they are the same ones at another time. Processes
-    that train together are never half an epoch apart: one that has read half of an epoch, and at least 100
-    batches, or all but one of a shorter epoch, compares how many have begun it. Those that never iterate do
-    not count: another process may send them its batches.
+    A process that has taken a look alone is an epoch ahead from then on: the epochs that it reads are others
+    than those of the other processes, one by one. After a whole epoch alone they are the same ones, at
+    another time: then it has read half of an epoch, and at least 100 batches, before others begin it, or all
+    but one of a shorter epoch, again and again. A process that is faster, and waits for no other, may be so
+    far ahead for some time. Those that never iterate do not count: another one may send them its batches.
 
     Args:
         name: Of the split, for messages.
@@ -175,6 +176,7 @@ class Positions:
         self._name, self._process, self._processes, self._key = name, process, processes, key
         self._epochs = set[int]()  # that this process has begun
         self._pass = (-1, 0)  # the epoch that was set last, and how many were begun since
+        self._ahead = 0  # epochs in a row that others began much later
         self._owner = os.getpid()  # a child of a fork may not use the connection of its parent
         self._loaded = 0  # states, those that replaced another before an iteration not counted
         self._has_begun = False  # since the last of them
@@ -186,7 +188,7 @@ class Positions:
         if not self._has_begun:
             self._note("skipped", "begun", f"goes on from batch {batch} of epoch {epoch}, with a state")
         self._loaded, self._has_begun = self._loaded + 1, False
-        self._epochs, self._pass = set(), (-1, 0)
+        self._epochs, self._pass, self._ahead = set(), (-1, 0), 0
 
     def go_on(self, epoch: int, batch: int) -> None:
         """Compare where this process began, at its second batch, for the first time since a state.
@@ -204,11 +206,28 @@ class Positions:
         if self._loaded:
             self._agree(f"process {self._process} goes on from ", place)
 
-    def begin(self, epoch: int, *, is_set: bool) -> None:
-        """Count this process among those that have begun an epoch of a training.
+    def check(self, epoch: int, read: int, length: int | None, *, is_set: bool) -> None:
+        """Compare the epochs of a training, of which this process has read so many batches.
 
-        Warns if this is not the epoch that others began as their first, second, ... since one that was set.
+        Warns if it is not the epoch that others read as their first, second, ... since one that was set, and
+        if this process is an epoch ahead of others for several epochs.
+
+        Args:
+            epoch: The present one.
+            read: Batches of it.
+            length: Of the epoch, or of what is left of it.
+            is_set: Whether ``set_epoch`` was called for it.
         """
+        last = (
+            _FAR if length is None else length - 1
+        )  # not at the end: the process with the store may be gone
+        if read == min(_LOOK, last):
+            self._begin(epoch, is_set=is_set)
+        if read == min(max(_FAR, last // 2), last) >= 2 * _LOOK:
+            self._compare(epoch)
+
+    def _begin(self, epoch: int, *, is_set: bool) -> None:
+        """Count this process among those that have begun an epoch."""
         store, own, first = None if epoch in self._epochs else self._store(), str(epoch), b""
         if store is None:
             return
@@ -223,24 +242,24 @@ class Positions:
         if first not in (b"", own.encode()):
             self._warn_apart(f"reads epoch {epoch}, and another one epoch {first.decode()}")
 
-    def check(self, epoch: int, read: int, length: int | None) -> None:
-        """Warn if not all processes have begun an epoch of which this one has read so many batches."""
-        far = max(_FAR, (length or 0) // 2)
-        if length is not None and _FEW <= length <= far:
-            far = length - 1  # not at the end, when the process that has the store may be gone
-        if read != far:
-            return
+    def _compare(self, epoch: int) -> None:
+        """Compare how many processes have begun an epoch, after much of it."""
         store, count, processes = self._store() if epoch in self._epochs else None, 0, 0
         if store is not None:
             with contextlib.suppress(RuntimeError):
                 processes = store.add("iterate", 0)  # first: another may begin now
                 count = store.add(f"epoch/{epoch}", 0)
-        if 0 < count < processes:  # 0: the group was made anew
-            self._warn_apart(f"reads epoch {epoch}, which {count} of {processes} processes have begun")
+        # 0: the group was made anew.
+        self._ahead = self._ahead + 1 if 0 < count < processes else 0
+        if self._ahead == _EPOCHS:
+            self._warn_apart(
+                f"has read much of epoch {epoch}, which {count} of {processes} processes have begun, and was "
+                f"as far ahead in the {_EPOCHS - 1} epochs before"
+            )
 
     def _warn_apart(self, what: str) -> None:
         warn(
-            f"the {self._name} split: process {self._process} {what}. If they train together, some samples "
+            f"the {self._name} split: process {self._process} {what}. If they train in step, some samples "
             "come twice, and others not: one of them has taken batches alone, which was an epoch, too. Make "
             "a loader of its own for it, with rank=0 and world=1, or set the epoch on all of them: "
             "loader.sampler.set_epoch(epoch)"

@@ -23,6 +23,7 @@ from .source import Source, digest, missing, plain, where_of
 
 Kind = Literal["integer", "number", "class", "classes"]
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")  # pandas writes 3.0 if an integer of the column is missing
 # Not what float() reads besides: "15_20", and digits of other scripts.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[+-]?(inf|infinity|(nan))", re.IGNORECASE)
@@ -32,6 +33,7 @@ _NUMBER_ELSEWHERE = re.compile(
 )
 """Texts that other programs read as numbers, or dates: 1,5; 1.000,5; 12%; digits of other scripts."""
 _WRAPPER = re.compile(r"(tensor|array|list|tuple|int|float|Decimal|(np|numpy|torch)\.\w+)?([(\[{'\"])")
+_LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _BEFORE = "=\N{ZERO WIDTH NO-BREAK SPACE}"  # Excel's, and of a file that was joined to another
 _WITHIN = re.compile(
@@ -228,13 +230,13 @@ class Form:
 
     def _integer(self, cell: Any) -> int:
         value = _whole(cell)
-        if self.is_text and isinstance(cell, str) and _INTEGER.fullmatch(cell.strip()):
-            value = int(cell)
-        if type(value) is not int or not -_LIMIT <= value < _LIMIT:
+        if self.is_text and isinstance(cell, str) and _WHOLE.fullmatch(cell.strip()):
+            value = int(cell.partition(".")[0])
+        if type(value) not in (int, bool) or not -_LIMIT <= value < _LIMIT:
             _refuse(cell, "not a 64-bit integer")
         if value < 0 and self.label.optional:
             _refuse(cell, "below 0, which would be a missing label: give optional=False, or kind='number'")
-        return value
+        return int(value)
 
     def _number(self, cell: Any) -> Any:
         cell = self._parts(cell)
@@ -255,12 +257,16 @@ class Form:
             )
         if self.is_text and isinstance(cell, str) and _NUMBER.fullmatch(cell.strip()):
             value = float(cell)
-        if type(value) not in (int, float) or not abs(value) <= _LARGEST:
+        if type(value) not in (int, float, bool) or not abs(value) <= _LARGEST:
             _refuse(cell, "not a finite number of 32 bits")
         return float(value)
 
     def _class(self, cell: Any) -> int:
-        number = self.numbers.get(_name(cell)) if type(cell) in (str, int, float) else None
+        number = self.numbers.get(_name(cell))
+        if number is None and isinstance(cell, bool):
+            number = self.numbers.get(str(int(cell)))
+        if number is None and self.is_text and isinstance(cell, str) and _WHOLE.fullmatch(cell.strip()):
+            number = self.numbers.get(cell.strip().partition(".")[0])
         if number is None:
             some = ", ".join(map(repr, list(self.numbers)[:3]))
             _refuse(cell, f"not one of the {len(self.numbers)} classes= {some} ...")
@@ -342,6 +348,13 @@ def form_of(label: Label, columns: Sequence[Iterable[Any]], *, is_text: bool) ->
         if kind == "classes" and len(label.places) > 1:
             name = next(each for each in _flat(cells) if not _is_number(each, is_text))
             _refuse(name, "not a number in 0..1: of several places each is one class")
+        given = [cell for column in columns for cell in column if not is_missing(cell)]
+        if label.kind != "class" and all(isinstance(each, str) and _LIST.fullmatch(each) for each in given):
+            _refuse(
+                given[0],
+                'a list that was written as a text, as are all others: write it as "cat|dog", with '
+                "separator='|', or give a DataFrame with lists; kind='class' takes each text as a name",
+            )
         names = {*map(_name, _flat(cells))}
         numbers = {name: number for number, name in enumerate(sorted(names))}
     return Form(label, kind, width, numbers, is_text)
@@ -363,10 +376,11 @@ def _kind_of(label: Label, cells: Sequence[Any], *, is_text: bool) -> Kind:
     flat = _flat(cells)
     if all(_is_number(each, is_text) for each in flat):
         are_whole = not are_lists and all(
-            type(each) is int or (isinstance(each, str) and _INTEGER.fullmatch(each.strip())) for each in flat
+            isinstance(each, int) or (isinstance(each, str) and _INTEGER.fullmatch(each.strip()))
+            for each in flat
         )
         return "integer" if are_whole else "number"
-    if (wrong := [each for each in flat if type(each) not in (str, int)]) != []:
+    if wrong := [each for each in flat if not isinstance(each, (str, int))]:
         other = next((each for each in wrong if type(each) is not float), wrong[0])
         _refuse(other, "neither a number nor a name, nor a list of them")
     names = [each for each in flat if not _is_number(each, is_text)]
@@ -413,7 +427,7 @@ def _is_number(cell: Any, is_text: bool) -> bool:
     if isinstance(cell, str):
         found = _NUMBER.fullmatch(cell.strip())
         return is_text and found is not None and math.isfinite(float(found[0]))
-    return type(cell) in (int, float)
+    return isinstance(cell, (int, float))
 
 
 def _refuse(cell: Any, reason: str) -> NoReturn:

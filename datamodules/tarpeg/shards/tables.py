@@ -206,6 +206,4 @@ def _value(cell: Any) -> Any:
         cell = cell.tolist()
     if isinstance(cell, (list, tuple)):
         return [_value(each) for each in cell]
-    if isinstance(cell, bool):
-        return int(cell)
     return float(cell) if isinstance(cell, Decimal) else cell
