@@ -431,10 +431,11 @@ class Both(Net):
         return super().training_step(batch["large"], index)
 
 
-def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path):
+@pytest.mark.parametrize("size", [7, 15])  # 2 and 4 batches, beside 6
+def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path, size):
     def run(path=None):
         split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), flip=0.5)
-        splits = {"large": split, "small": dataclasses.replace(split, subset=[*range(7)])}
+        splits = {"large": split, "small": dataclasses.replace(split, subset=[*range(size)])}
         loaders = {
             name: tarpeg.Loader(each, 4, keys=True, workers=0, augment=tarpeg.Augment())
             for name, each in splits.items()
@@ -452,6 +453,26 @@ def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path):
     assert len({*whole}) == len(whole) == 18
     for step in range(1, 18):
         assert run(tmp_path / f"step{step}.ckpt") == whole[step:], step
+    for epoch in (0, 1):  # Lightning restores no state of loaders from these
+        assert run(tmp_path / f"epoch{epoch}.ckpt") == whole[6 * (epoch + 1) :]
+
+
+@pytest.mark.parametrize("kind", ["loader", "mixture"])
+def test_further_passes_of_an_epoch_have_its_crops_and_shares(photos, tmp_path, kind):
+    split = tarpeg.Split(photos, tarpeg.Progressive(tarpeg.RandomResizedCrop(16), {0: 8, 1: 12, 2: 16}))
+    small = dataclasses.replace(split, subset=[*range(7)])
+    if kind == "mixture":
+        small = tarpeg.Mixture({"a": small, "b": small}, weights={0: {"a": 1, "b": 0}, 1: {"a": 0, "b": 1}})
+        loader = tarpeg.MixtureLoader(small, 4, keys=True, workers=0)
+    else:
+        loader = tarpeg.Loader(small, 4, keys=True, workers=0)
+    net, large = Both(), tarpeg.Loader(split, 4, keys=True, workers=0)
+    trainer(tmp_path, max_epochs=2).fit(net, {"large": large, "small": loader})
+    assert [batch.image.shape[-1] for batch in net.seen["predict"]] == [8] * 6 + [12] * 6
+    if kind == "mixture":
+        assert [{*batch.source.tolist()} for batch in net.seen["predict"]] == [{0}] * 6 + [{1}] * 6
+    assert len({digest([batch]) for batch in net.seen["predict"]}) == 12
+    assert loader.sampler.epoch == 2, "the next one, in a loop of one's own"
 
 
 def test_a_checkpoint_that_another_loader_wrote_within_an_epoch_is_a_warning(photos, tmp_path, undisturbed):

@@ -157,7 +157,7 @@ TAMPERED = [
     ("batches", None),
     ("batches", WITHOUT),
     ("epoch", -1),
-    ("epoch", 2**31),
+    ("epoch", 2**53),
     ("epoch", [0]),
     ("epoch", WITHOUT),
     ("len", 0),

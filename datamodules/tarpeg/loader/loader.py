@@ -521,6 +521,7 @@ class Loader:
         error = sys.exc_info()[1]  # the cause of the run's end
         if self.uint8_notice and error is not None and re.search("unsigned char|Byte", str(error)):
             warn(self.unclaimed_notice or self.uint8_notice)
+        self.sampler.leave_trainer()
         self.close()
 
     @cached_property

@@ -16,6 +16,7 @@ from ..errors import ResumeError
 from ..files import open_regular
 from ..remedies import Message, Setting
 from ..sampling import crops, iou_crop, padded
+from ..sampling.rng import LATER_PASS
 from ..shards.paths import Paths
 from ..shards.source import Source
 from ..transforms.torchvision import flattened, name_of
@@ -30,7 +31,7 @@ _CROPS: dict[str, Any] = {
         *(padded.LetterBox, padded.ScaleJitter, padded.RandomShortestSize, iou_crop.RandomIoUCrop),
     )
 }
-_LAST_EPOCH = 2**31  # Progressive ends with its last size
+_LAST_EPOCH = LATER_PASS - 1  # Progressive ends with its last size
 # Attributes of torchvision's steps without randomness, which are their arguments, too.
 _STEPS: dict[str, tuple[str, ...]] = {
     "Resize": ("size", "interpolation", "max_size", "antialias"),

@@ -18,7 +18,7 @@ VERSION = 1
 """Of states with ``version`` and ``data``; earlier ones have neither, and are read with what they have."""
 _SHOWN_FILES = 1000  # of the data that a state holds one by one; of the others a hash
 _MOST_SHOWN = 1000  # characters of a file in a message
-_MOST_EPOCHS = 2**31 - 1
+_MOST_EPOCHS = 2**52  # of a loader that a Trainer begins again and again in one of its epochs
 _LARGEST = 2**63 - 1
 _BOUNDS = {"epoch": (0, _MOST_EPOCHS), "batches": (0, _LARGEST), "len": (-1, _LARGEST)}
 # Of facts: those of an indexed source or of a stream.

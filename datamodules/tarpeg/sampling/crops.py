@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from .rng import Float64, Int64
+from .rng import LATER_PASS, Float64, Int64
 
 Int32 = npt.NDArray[np.int32]
 
@@ -391,7 +391,7 @@ class Progressive:
 
     def at(self, epoch: int) -> Crop:
         """Return the crop of an epoch."""
-        starts = [start for start in self.sizes if start <= epoch]
+        starts = [start for start in self.sizes if start <= epoch % LATER_PASS]
         if not starts:
             return self.crop
         crop: Any = self.crop

@@ -13,12 +13,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ..errors import ShardError
-from .rng import Float64, Int64
+from .rng import LATER_PASS, Float64, Int64
 
 Stopping = Literal["first_exhausted", "all_exhausted"]
 Batches = Literal["stratified", "per_source"]
 # 0.1 * 30 is not 3 in floating point.
 _TOLERANCE = 1e-9
+_FURTHER = 40  # bit of the position in a source's sequence where further passes of an epoch begin
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -140,7 +141,8 @@ class Mixing:
 
     def first_positions(self, epoch: int) -> Int64:
         """Return the samples of each source before an epoch, int64 [sources]."""
-        found = np.zeros(len(self.sizes), np.int64)
+        further, epoch = divmod(epoch, LATER_PASS)
+        found = np.full(len(self.sizes), further << _FURTHER, np.int64)
         last = self._stage(epoch)
         for number in range(last + 1):
             end = epoch if number == last else self.shares[number + 1].epoch
@@ -182,7 +184,7 @@ class Mixing:
         return zlib.crc32(repr((shares, list(self.sizes), self.stopping, self.batches)).encode())
 
     def _stage(self, epoch: int) -> int:
-        return bisect_right([shares.epoch for shares in self.shares], epoch) - 1
+        return bisect_right([shares.epoch for shares in self.shares], epoch % LATER_PASS) - 1
 
     def _length(self, shares: Shares) -> int:
         if shares.samples is not None:

@@ -20,6 +20,8 @@ UInt64 = npt.NDArray[np.uint64]
 _LIMIT = 1 << 63
 LARGEST_SEED = _LIMIT - 1
 """The smallest is 0."""
+LATER_PASS = 1 << 20
+"""Added to the epoch of Lightning's Trainer for each further pass in it: Note [a loader that ends early]."""
 # uniforms() cannot reach these streams, so a permutation never shares a hash with a crop.
 _PERMUTATIONS = _LIMIT
 # Bit positions of view and occurrence in the index of a number. View 0 of occurrence 0 begins at index 0: it

@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..errors import SamplesError, ShardError, check_integer, warn
 from ..files import open_regular
 from . import rng
 from .geometry import View
-from .rng import Float64, Int64
+from .rng import LATER_PASS, Float64, Int64
 
 Numbers = Sequence[int] | Sequence[float] | npt.NDArray[np.generic] | str | os.PathLike[str]
 
@@ -473,9 +474,10 @@ class EpochCounter:
     Note [a loader that ends early]
     -------------------------------
     Of a dict or list of loaders Lightning's Trainer begins the shorter ones again until the longest has
-    ended: in its epoch 0 the passes 0, 1 and 2, say. Then it calls ``set_epoch(1)``, whose order and crops
-    were those of a pass before. So the next pass is 3 if it is Lightning that calls; and a state of pass 1
-    goes on there, though Lightning calls ``set_epoch(0)``. Others that set an epoch get that one.
+    ended, without a call of ``set_epoch``. These passes of the Trainer's epoch e are the epochs e + n *
+    ``LATER_PASS``: e + 1 would have the order and crops of the Trainer's next epoch. So the epoch alone says
+    where a state belongs, and no state is needed where Lightning keeps none, at the end of its epoch. Crops
+    and shares that change with the epoch are those of e.
 
     Attributes:
         on_epoch: Called first by ``set_epoch``; returns the epoch in place of the one it gets.
@@ -490,26 +492,26 @@ class EpochCounter:
         self.epoch = 0
         self.is_set, self.has_state = False, False
         self._resumed: tuple[int, int, bool] | None = None
-        self._asked: int | None = None  # by the last set_epoch
+        self._step = 1  # to the epoch of a pass for which none is set
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``. ValueError for what is no number of an epoch."""
         check_integer("epoch", epoch, 0, 2**31 - 1)
         epoch = int(epoch)  # of numpy
-        is_lightning = sys._getframe(1).f_globals.get("__name__", "").startswith("lightning")
+        is_trainer = self.on_epoch is None and _is_trainer(sys._getframe(1))
+        is_resumed = is_trainer and self._resumed is not None and self._resumed[0] != epoch
         if self.on_epoch is not None:
             self.epoch = self.on_epoch(epoch)
-        elif not (is_lightning and self._is_ahead_of(epoch)):
+        elif not (is_resumed and self.epoch % LATER_PASS == epoch):  # within a further pass
             self.epoch = epoch
-        self._asked = epoch
+        self._step = LATER_PASS if is_trainer else 1
         self.is_set, self.has_state = True, False
 
-    def _is_ahead_of(self, epoch: int) -> bool:
-        """Whether there were passes beyond this epoch of a Trainer: Note [a loader that ends early]."""
-        if self._resumed is not None:
-            return self._resumed[0] > epoch
-        is_later = self._asked is not None and (epoch > self._asked or self.is_set)
-        return is_later and epoch < self.epoch
+    def leave_trainer(self) -> None:
+        """Go on with the next epoch, after the run of a Trainer that has set epochs."""
+        if self._step != 1 and not self.is_set:
+            self.epoch = self.epoch % LATER_PASS + 1
+        self._step = 1
 
     def resume(self, epoch: int, batch: int, is_end: bool) -> None:
         """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it.
@@ -517,7 +519,8 @@ class EpochCounter:
         An epoch that was set before is forgotten: the last call counts.
         """
         self.is_set, self.has_state = False, True
-        self.epoch = epoch + is_end
+        self._step = LATER_PASS if epoch >= LATER_PASS else 1
+        self.epoch = epoch + is_end * self._step
         self._resumed = (epoch, batch, is_end)
 
     @property
@@ -533,7 +536,7 @@ class EpochCounter:
     def follow(self, other: EpochCounter) -> tuple[int, int]:
         """Take over the next iteration of another counter; return its epoch and first batch."""
         self.epoch, self._resumed = other.epoch, other._resumed
-        self.is_set, self.has_state, self._asked = other.is_set, other.has_state, other._asked
+        self.is_set, self.has_state, self._step = other.is_set, other.has_state, other._step
         return (self.epoch, 0) if self._resumed is None else self._resumed[:2]
 
     @property
@@ -560,5 +563,15 @@ class EpochCounter:
                 "set_epoch out."
             )
         self.is_set, self._resumed = False, None
-        self.epoch = epoch + 1
+        self.epoch = epoch + self._step
         return epoch, begins
+
+
+def _is_trainer(frame: FrameType) -> bool:
+    """Whether this code was called by Lightning's Trainer. Fabric, which sets each epoch, does not count."""
+    names: list[str] = [
+        each.f_globals.get("__name__", "") for each in (frame, frame.f_back) if each is not None
+    ]
+    return names[0].startswith("lightning") and names[-1].startswith(
+        ("lightning.pytorch", "pytorch_lightning")
+    )

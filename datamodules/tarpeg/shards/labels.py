@@ -175,7 +175,7 @@ def field_of(source: Source, id: int, extension: str, document: Any, field: str)
 
 def _field(source: Source, id: int, extension: str, document: Any, field: str) -> int:
     value = field_of(source, id, extension, document, field)
-    if not isinstance(value, int) or isinstance(value, bool) or not -_LIMIT <= value < _LIMIT:
+    if not isinstance(value, int) or not -_LIMIT <= value < _LIMIT:
         found = json.dumps(value, ensure_ascii=False)
         raise ShardError(
             f"{where_of(source, id)}: field {field!r} of member {extension!r} is "
@@ -183,4 +183,4 @@ def _field(source: Source, id: int, extension: str, document: Any, field: str) -
             + ": give target=tarpeg.Label(..., kind='number')"
             * isinstance(value, float)
         )
-    return value
+    return int(value)  # of true and false

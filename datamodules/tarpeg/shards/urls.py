@@ -11,6 +11,7 @@ command or fsspec brings.
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import hashlib
 import http
@@ -25,6 +26,7 @@ import shutil
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -446,8 +448,14 @@ def reason_of(error: BaseException, url: str) -> str:
 
 def requested_status(url: str) -> str:
     """Request a URL again, after a command that does not report the status, and return status and name."""
+    parts = urllib.parse.urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")  # urllib takes all of it for the host
+    request = urllib.request.Request(parts._replace(netloc=host).geturl())
+    if at:
+        name = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
+        request.add_header("Authorization", f"Basic {name}")
     try:
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=10) as response:
             return status_name(response.status)
     except urllib.error.HTTPError as error:
         return status_name(error.code)

@@ -133,7 +133,10 @@ class FloatMap:
                 raise ValueError(f"it is {_shown(values.shape)}, not one number per pixel")
         except (pillow.RefusedError, ValueError) as error:
             reason = error.reason if isinstance(error, pillow.RefusedError) else error
-            return ShardError(f"{where_of(source, id)}: member {name!r}, a map: {reason}")
+            return ShardError(
+                f"{where_of(source, id)}: member {name!r}, a map: {reason}. A map is one number per pixel: a "
+                ".npy of floats or integers [H, W], or a PNG of 8 or 16 bits"
+            )
         return values
 
     def misfits(self, values: Sequence[Values], sizes: Int32) -> list[str]:
