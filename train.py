@@ -24,7 +24,7 @@ from hydra.utils import instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
-from tarpeg_hydra.hints import check_arguments, check_settings
+from tarpeg_hydra.hints import check_arguments, check_settings, check_truths
 from tarpeg_hydra.overrides import one_line_errors
 
 from training.callbacks import DataSummary, Interrupt, make_callbacks, note_on
@@ -45,6 +45,9 @@ def main(config: DictConfig) -> None:
 
 def run(config: DictConfig) -> None:
     """Make everything that the configuration describes, then fit, validate or predict."""
+    check_truths("train", config)
+    if type(config.seed) is not int or not 0 <= config.seed < 1 << 32:
+        raise ConfigError(f"seed={config.seed} must be an integer in 0..{(1 << 32) - 1}")
     lightning.seed_everything(config.seed, verbose=False)
     data = make_data(config)
     model = make_model(config.model)

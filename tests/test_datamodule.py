@@ -35,6 +35,7 @@ from tarpeg import (
     Folder,
     FolderShards,
     KeyedBatch,
+    Label,
     Layout,
     Loader,
     Mixture,
@@ -288,6 +289,34 @@ def test_a_class_that_only_a_later_split_has_counts(photos):
         net.num_classes = 2
         with pytest.raises(ShardError, match=r"labels 0\.\.2 .*num_classes=3, .*label 2 is 'cow'"):
             trainer(".").fit(net, data)
+
+
+def test_classes_of_all_splits_are_compared_by_name_and_by_label(photos):
+    def split(names, classes=None):
+        table = {"file": ALL, "name": [names[k % len(names)] for k in range(len(ALL))]}
+        label = Label("name", classes=classes) if classes else "name"
+        return Split(photos, CenterCrop(16), labels=table, key="file", target=label)
+
+    def setup(*splits):
+        data = ShardDataModule(test=list(splits), workers=0, allow_overlap=True)
+        data.setup()
+        return data.classes
+
+    ant, cow, dog = split(["ant", "bee"]), split(["ant", "bee", "cow"]), split(["ant", "bee", "dog"])
+    with pytest.raises(ShardError, match=r"label 2 is 'cow' in test/1 and 'dog' in test/2.*same classes="):
+        setup(ant, cow, dog)
+    gaps = split(["cat", "dog"], {"cat": 1, "dog": 2})
+    for other in (split(["cat", "dog"]), split(["cat", "dog"], {"cat": 2, "dog": 1})):
+        with pytest.raises(
+            ShardError, match=r"label [12] is '(cat|dog)' in test/0 and '(dog|cat)' in test/1"
+        ):
+            setup(gaps, other)
+    with pytest.raises(ShardError, match=r"class 'cat' has the label 0 in test/0 and 4 in test/1, .*two for"):
+        setup(split(["cat"], {"cat": 0}), split(["cat"], {"cat": 4}))
+    alias = split(["cat", "kitty", "dog"], {"cat": 0, "kitty": 0, "dog": 1})
+    assert setup(alias, split(["cat", "dog"])) == ["cat", "dog"]
+    with pytest.raises(ShardError, match="label 0 is 'cat' in test/0 and 'ant' in test/1"):
+        setup(alias, split(["ant", "cat"]))
 
 
 def test_a_checkpoint_is_used_with_its_classes(tmp_path):
@@ -883,15 +912,20 @@ def test_a_copy_under_a_trainer_begins_at_the_first_batch(photos, tmp_path, copi
 
 def test_a_data_module_without_a_trainer_goes_on_from_its_state(photos, tmp_path):
     data = module(photos)
+    epochs = [[batch.key for batch in module(photos).train_dataloader()]]
     batches = iter(data.train_dataloader())
     next(batches)
     state = data.state_dict()
     rest = [batch.key for batch in batches]
     following = [batch.key for batch in data.train_dataloader()]
+    epochs.append(following)
     for again in (module(photos), data):
         again.load_state_dict(state)
+        assert again.state_dict()["train"] == state["train"], "before a loader is made"
         for expected in (rest, following):
             assert [batch.key for batch in again.train_dataloader()] == expected
+    fitted(tmp_path, data)
+    assert [[batch.key for batch in data.train_dataloader()] for _ in range(2)] == epochs, "after a fit, too"
     again = module(photos)
     again.load_state_dict(state)
     assert sorted(fitted(tmp_path, again).keys("train")[0]) == ALL, "a Trainer has ckpt_path"

@@ -113,12 +113,13 @@ class Classifier(lightning.LightningModule):
         if self.trainer.predicting or self.task is not None:  # without labels, or without classes
             return batch
         low, high = (int(bound) for bound in batch[1].aminmax())
-        if high >= self.num_classes and low >= 0:
+        may_lack = low == _MISSING and self._may_lack_labels
+        if high >= self.num_classes and (low >= 0 or may_lack):
             raise ConfigError(
                 f"labels {low}..{high} need model.net.num_classes={high + 1} or more, "
                 f"and it is {self.num_classes}"
             )
-        if low < 0 and not (low == _MISSING and self._may_lack_labels):
+        if low < 0 and not may_lack:
             hint = ": -1 is an image without a label; data=folder takes a folder of images" * (low == -1)
             raise ConfigError(
                 f"labels {low}..{high} do not fit model.net.num_classes={self.num_classes}{hint}"

@@ -118,13 +118,23 @@ def resume_hint(
     given = {name.lstrip("+~"): name for name in (each.partition("=")[0] for each in arguments)}
     kept = (each for each in arguments if each.partition("=")[0].lstrip("+~") not in {*new, *_OF_ONE_RUN})
     shown = (f"{each.partition('=')[0]}=..." if SECRET.search(each) else each for each in kept)
-    words = [*map(shlex.quote, shown), quoted("ckpt_path", shown_path(last))]
+    words = [*_options(sys.argv[1:]), *map(shlex.quote, shown), quoted("ckpt_path", shown_path(last))]
     # As they were given: with the "+" of what is not in the file of the settings.
     words += [f"{given.get(name, name)}={limit}" for name, limit in new.items()]
     limits = " and ".join(f"{name}={limit}" for name, limit in reached.items())
     why = f" ({limits} is reached)" if reached else ""
     place = "the last checkpoint" if saved == "" else "here"
     return f"to go on from {place}{why}: {_launcher()} {os.path.relpath(sys.argv[0])} {' '.join(words)}"
+
+
+def _options(given: Sequence[str]) -> Iterator[str]:
+    """Yield Hydra's options of a command line that say where its settings are."""
+    names = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+    for option, value in zip(given, [*given[1:], ""], strict=False):
+        if option in names:
+            yield from (option, shlex.quote(value))
+        elif option.partition("=")[0] in names:
+            yield shlex.quote(option)
 
 
 def _launcher() -> str:

@@ -396,7 +396,10 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         name = self._first_of("val")
         state: dict[str, Any] = {"classes": self._names or self._stored}
-        if self._train is not None:
+        pending = self._place if self.trainer is None else self._resume
+        if pending is not None:  # loaded, and no loader was made since
+            state["train"] = dict(pending)
+        elif self._train is not None:
             state["train"] = self._train.state_dict()
         if name is not None:
             state["preprocessing"] = self._described(name)
@@ -414,6 +417,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._check_preprocessing(state_dict.get("preprocessing"))
         if state is None:
             return
+        self._forget_ended()
         if self.trainer is None:
             if self._previous is None:
                 self._place = state
@@ -504,6 +508,12 @@ class ShardDataModule(lightning.LightningDataModule):
         outer, ended = self._outer(), self.trainer
         self._trainers = [each for each in self._trainers if each() not in (None, ended)]
         self.trainer = outer or ended
+
+    def _forget_ended(self) -> None:
+        """Forget a Trainer whose run has ended, which Lightning does not: loops go on without one."""
+        status = getattr(getattr(self.trainer, "state", None), "status", None)
+        if status in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED):
+            self.trainer = None
 
     def _trainer_reference(self) -> Callable[[], lightning.Trainer | None]:
         return _no_trainer if self.trainer is None else weakref.ref(self.trainer)
@@ -599,6 +609,7 @@ class ShardDataModule(lightning.LightningDataModule):
         return self._loader(kind) if names == [kind] else [self._loader(name) for name in names]
 
     def _loader(self, name: str) -> Loader:
+        self._forget_ended()
         is_train, mixture = kind_of(name) == "train", self._mixture if name == "train" else None
         split = self.splits.get(name) if mixture is None else next(iter(mixture.sources.values()))
         if split is None:

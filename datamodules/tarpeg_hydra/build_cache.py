@@ -14,6 +14,7 @@ from tarpeg import Layout, build_cache, verify_cache
 from tarpeg.cache.report import progress_bar, summarise_build, summarise_check
 from tarpeg.processes import dask_executor
 
+from .hints import check_truths
 from .overrides import one_line_errors, with_overrides
 
 
@@ -48,6 +49,7 @@ def main(cfg: DictConfig) -> None:
     """Build or verify a cache and print a summary; exit with 1 if something is wrong."""
     is_good = True
     with one_line_errors("build_cache", ValueError):
+        check_truths("build_cache", cfg)
         if cfg.verify:
             with open_executor(cfg) as executor, progress_bar() as show:
                 targets = instantiate(cfg.targets, _convert_="all")

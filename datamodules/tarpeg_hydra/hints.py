@@ -105,8 +105,37 @@ def check_settings(program: str, arguments: Sequence[str]) -> None:
         problem = f"{groups[0]}={given[groups[0]]} cannot be given here: {remedy}"
     else:
         problem = next(_misplaced(config, given), "") or _ungrouped(program, given) or _not_writable(config)
+        problem = problem or _no_truth(program, config, given)
     if problem:
         raise SystemExit(f"{program}: {problem}")
+
+
+def check_truths(program: str, config: DictConfig) -> None:
+    """Raise SystemExit for a text, such as "no", in a setting of the program that is true or false.
+
+    Hydra reads true and false alone, and any text counts as true in Python.
+    """
+    defaults = OmegaConf.load(settings(program))
+    for key in map(str, defaults):
+        given = OmegaConf.select(config, key, throw_on_missing=False)
+        if isinstance(OmegaConf.select(defaults, key), bool) and not isinstance(given, bool):
+            raise SystemExit(f"{program}: {key}={given} must be true or false")
+
+
+def _no_truth(program: str, config: DictConfig, given: dict[str, str]) -> str:
+    """Explain a word in place of true or false; "" without one."""
+    words = [key for key, value in given.items() if value.isalpha() and isinstance(_at(config, key), str)]
+    if not words:
+        return ""
+    defaults = _composed(
+        program, [f"{key}={value}" for key, value in given.items() if (_conf() / key).is_dir()]
+    )
+    wrong = next((key for key in words if isinstance(_at(defaults, key), bool)), "")
+    return f"{wrong}={given[wrong]} must be true or false" if wrong else ""
+
+
+def _at(config: DictConfig, key: str) -> Any:
+    return OmegaConf.select(config, key.lstrip("+~"), throw_on_missing=False)
 
 
 def _conf() -> Path:

@@ -18,6 +18,7 @@ from tarpeg.datasets.writer import make_shards
 from tarpeg.datasets.yolo import Yolo
 from tarpeg.shards.folder import Folder
 
+from .hints import check_truths
 from .overrides import one_line_errors
 
 _SOURCES: dict[str, Any] = {
@@ -34,6 +35,7 @@ def main(cfg: DictConfig) -> None:
     """Write the shards and print one line about them."""
     packing = {name: cfg[name] for name in _PACKING}
     with one_line_errors("make_shards", ValueError):
+        check_truths("make_shards", cfg)
         if cfg.source not in _SOURCES:
             *others, last = _SOURCES
             raise ValueError(f"source={cfg.source!r} must be {', '.join(others)} or {last}")

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from helpers.scripts import run_script, run_tool
+from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import example, given, strategies as st
 from tarpeg_hydra import command
-from tarpeg_hydra.hints import check_arguments, check_settings
+from tarpeg_hydra.hints import check_arguments, check_settings, check_truths, settings
 from tarpeg_hydra.overrides import quoted
 
 CODECS = ", ".join(sorted(path.stem for path in Path(__file__).parents[2].glob("conf/codec/*.yaml")))
@@ -148,6 +149,13 @@ def test_a_command_has_the_settings_of_its_tool(name):
         ("plan", ["trainer=cpu"], "trainer is a setting of train.py: leave it out here"),
         ("plan", ["data.bach_size=3"], "data.bach_size is not a setting; did you mean data.batch_size?"),
         ("build_cache", ["dst=y"], "dst is not a setting; did you mean dest?"),
+        ("build_cache", ["replace=no"], "replace=no must be true or false"),
+        ("train", ["trust_ckpt=no"], "trust_ckpt=no must be true or false"),
+        (
+            "train",
+            ["trainer.enable_model_summary=off"],
+            "trainer.enable_model_summary=off must be true or false",
+        ),
         (
             "build_cache",
             ["codec.shorter=64"],
@@ -198,6 +206,18 @@ def test_settings_that_do_not_exist_are_one_line_with_a_similar_name(program, ar
     with pytest.raises(SystemExit) if message else nullcontext() as caught:
         check_settings(program, arguments)
     assert not message or str(caught.value) == f"{program}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("program", "key"), [("train", "validate"), ("build_cache", "verify"), ("make_shards", "replace")]
+)
+def test_a_text_in_place_of_true_or_false_is_refused_by_each_job_of_a_sweep(program, key):
+    with initialize_config_dir(str(Path(settings(program)).parent), version_base="1.3"):
+        *right, wrong = [compose(program, [f"{key}={value}"]) for value in ("true", "false", "no")]
+    for config in right:
+        check_truths(program, config)
+    with pytest.raises(SystemExit, match=f"^{program}: {key}=no must be true or false$"):
+        check_truths(program, wrong)
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):

@@ -448,6 +448,15 @@ def test_the_line_to_go_on_is_a_command_of_a_shell(monkeypatch):
     assert said == "to go on from here (max_epochs=3 is reached)"
     words = [*given[:2], 'ckpt_path="a b/last.ckpt"', "++trainer.max_epochs=6"]
     assert shlex.split(command) == ["python", "train.py", *words]
+    options = ["--config-dir", "my conf", "-cn=own"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *options, *given, "--multirun"])
+    assert shlex.split(resume_hint(trainer, given).partition(": ")[2]) == [
+        "python",
+        "train.py",
+        *options,
+        *words,
+    ]
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     trainer.max_steps = 4
     hint = resume_hint(trainer, [*given, "+trainer.max_steps=4"])
     assert shlex.split(hint)[-2:] == ["++trainer.max_epochs=6", "+trainer.max_steps=8"]

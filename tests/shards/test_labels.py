@@ -68,7 +68,6 @@ TOO_LONG = "1048577 bytes, and labels are read from members of up to 1048576"
         ({"a": [1]}, "json:a.1", "'a.1'.* '1' .*list"),
         ({"a": [1]}, "json:a.-1", "'a.-1'"),
         ({"a": 1.0}, "json:a", r"'a' .*'json' is 1\.0"),
-        ({"a": True}, "json:a", "is true"),
         ({"a": 2**63}, "json:a", "is 9223372036854775808"),
         ({"a": "7" * 99}, "json:a", r'is "7+\.\.\.'),
         ({"a": None}, "json:a", "is null"),

@@ -664,6 +664,23 @@ def test_a_blank_before_a_quote_is_no_part_of_a_cell(tmp_path, folder):
     assert labels(folder, csv(tmp_path, text)).tolist() == [10, 9, 8]
 
 
+def test_a_blank_before_a_quote_of_a_later_row(tmp_path, folder):
+    text = 'file, y\na.jpg, cat\nb.png, dog\nsub/c.d.jpg, "dog"\nother, "big, dog"\n'
+    assert labels(folder, csv(tmp_path, text)).tolist()[1:] == [2, 2]
+
+
+def test_tables_that_were_joined_with_their_heads(tmp_path, folder):
+    with pytest.raises(ShardError, match="line 3 has the names of the columns again: remove it"):
+        labels(folder, csv(tmp_path, "file,y\na,cat\nfile,y\nb,dog\n"))
+
+
+@pytest.mark.parametrize("name", ["dir.parquet", "dir"])
+def test_a_table_that_is_a_folder_has_a_remedy(tmp_path, folder, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ShardError, match=r"is a folder: give a file, or labels=pandas\.read_parquet"):
+        labels(folder, tmp_path / name)
+
+
 @pytest.mark.parametrize("true", ["True", "TRUE", "true"])
 def test_true_and_false_of_a_csv_file_are_those_of_a_frame(tmp_path, folder, true):
     false = {"True": "False", "TRUE": "FALSE", "true": "false"}[true]

@@ -40,6 +40,9 @@ class _Image(msgspec.Struct):
     height: int | None = None
     width: int | None = None
 
+    def __post_init__(self) -> None:
+        self.file_name = self.file_name.removeprefix("./")
+
 
 class _Category(msgspec.Struct):
     id: int

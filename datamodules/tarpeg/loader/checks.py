@@ -388,30 +388,46 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
         The longest list of names that a split has, or an empty one; False if a split cannot be opened.
 
     Raises:
-        ShardError: If a label has two names, because the shards of the splits were packed one by one.
+        ShardError: If a label has two names, or a class two labels, because the shards of the splits were
+            packed one by one.
     """
-    names: dict[str, list[str] | None] = {}
+    names, numbers = dict[str, list[str]](), dict[str, Mapping[str, int]]()
     for name, split in splits.items():
         with suppress(ShardError):  # opening it raises
-            names[name] = split.classes()
-    known = {name: found for name, found in names.items() if found}
-    first = next(iter(known), "")
-    for name, found in known.items():
-        for label, (one, other) in enumerate(zip(known[first], found, strict=False)):
-            if one != other:
-                remedy = (
-                    "Make the shards of all splits from one folder that holds train and val: "
-                    "Folder(root, split=...), FolderShards(root, out) or build_cache()."
-                )
-                if any(splits[each].targets is not None for each in (first, name)):
-                    remedy = 'Give the targets of all one table: Boxes(label="category", labels={...}).'
-                if any(splits[each].labels is not None for each in (first, name)):
-                    remedy = "Give the Label of all splits the same classes=[...]."
+            names[name], numbers[name] = split.classes() or [], split.class_numbers()
+    of_label, of_class = dict[int, tuple[str, set[str]]](), dict[str, tuple[str, int]]()
+    for name, table in numbers.items():
+        own = dict[int, set[str]]()
+        for each, label in table.items():
+            own.setdefault(label, set()).add(each)
+        for label, classes in own.items():
+            first, known = of_label.setdefault(label, (name, classes))
+            if not known & classes:
+                one, two = min(known), min(classes)
                 raise ShardError(
-                    f"label {label} is {one!r} in {first} and {other!r} in {name}, which would be one class "
-                    f"for the network. {remedy}"
+                    f"label {label} is {one!r} in {first} and {two!r} in {name}, which would be one class "
+                    f"for the network. {_remedy(splits, first, name)}"
                 )
-    return max(known.values(), key=len, default=[]), len(names) == len(splits)
+        for each, label in table.items():
+            first, other = of_class.setdefault(each, (name, label))
+            if other != label:
+                raise ShardError(
+                    f"class {each!r} has the label {other} in {first} and {label} in {name}, which would be "
+                    f"two for the network. {_remedy(splits, first, name)}"
+                )
+    return max(names.values(), key=len, default=[]), len(names) == len(splits)
+
+
+def _remedy(splits: Mapping[str, Split], *names: str) -> str:
+    """Return how these splits get one table of classes."""
+    if any(splits[name].labels is not None for name in names):
+        return "Give the Label of all splits the same classes=[...]."
+    if any(splits[name].targets is not None for name in names):
+        return 'Give the targets of all one table: Boxes(label="category", labels={...}).'
+    return (
+        "Make the shards of all splits from one folder that holds train and val: "
+        "Folder(root, split=...), FolderShards(root, out) or build_cache()."
+    )
 
 
 def check_num_classes(given: object, classes: Sequence[str]) -> None:

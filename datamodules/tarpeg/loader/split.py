@@ -21,15 +21,15 @@ from ..sampling.crops import Crop, Progressive, crop_at, methods_of
 from ..sampling.patches import Patches
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
 from ..shards.image_names import Pattern, check_images, listed, pattern_of
-from ..shards.label import Label, Labels, given_labels, labels_in_members
+from ..shards.label import Form, Label, Labels, given_labels, labels_in_members
 from ..shards.labels import Decode, Target, check_target, read_labels
 from ..shards.opening import classes_of, open_source, places_of, reducers_of
 from ..shards.paths import Paths, identity, resolved
 from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
-from ..shards.table_labels import class_names, streamed_table_labels, table_labels
+from ..shards.table_labels import form_of_table, streamed_table_labels, table_labels
 from ..shards.tables import is_frame, read_table
-from ..targets.annotations import class_names as class_names_of
+from ..targets.annotations import class_names as class_names_of, class_numbers as class_numbers_of
 from ..targets.protocols import check_targets, class_tables, has_flat, type_names
 from ..targets.reduced import in_pixels, refuse_reduced
 from ..targets.steps import have_rectangles, least_boxes
@@ -273,7 +273,7 @@ class Split:
         and if two folders have other names for a label.
         """
         if self.labels is not None and self.target is not None:
-            return self._classes_of_table
+            return self._label.names or self._form_of_table.classes
         if isinstance(self.target, Label):
             return self.target.names
         if self._class_tables:
@@ -291,11 +291,24 @@ class Split:
     def _class_tables(self) -> list[Any] | None:
         return None if self.targets is None else class_tables(self.targets)
 
-    @cached_property
-    def _classes_of_table(self) -> list[str] | None:
+    def class_numbers(self) -> Mapping[str, int]:
+        """Return the label of each class by its name, also if not every label has one; {} if unknown."""
+        if self.labels is not None and self.target is not None and not self._label.numbers:
+            numbers = self._form_of_table.numbers
+        elif isinstance(self.target, Label) and self.target.numbers:
+            numbers = self.target.numbers
+        else:
+            numbers = class_numbers_of(self._class_tables or [])
+        return numbers or {name: number for number, name in enumerate(self.classes() or [])}
+
+    @property
+    def _label(self) -> Label:
         target: Any = self.target
-        label = target if isinstance(target, Label) else Label(target)
-        return label.names or class_names(read_table(self.labels, self.key, label.places), label)
+        return target if isinstance(target, Label) else Label(target)
+
+    @cached_property
+    def _form_of_table(self) -> Form:
+        return form_of_table(read_table(self.labels, self.key, self._label.places), self._label)
 
     def in_order(self) -> Split:
         """Return this split with ``shuffle=False``, for overfitting: every epoch has the same samples.

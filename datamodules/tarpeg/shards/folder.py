@@ -316,7 +316,8 @@ def _classes(root: Path) -> dict[str, int]:
     names = subdirectories(root)
     if not names:
         raise ShardError(
-            f"root={str(root)!r} has no sub-directory. Put the images into one directory per class."
+            f"root={str(root)!r} has no sub-directory. Put the images into one directory per class, or all "
+            "into one if a table has their labels."
         )
     return {name: number for number, name in enumerate(names)}
 

@@ -190,7 +190,7 @@ def _expand_existing(text: str) -> Iterator[Path]:
         raise ShardError(
             f"shards {text!r}: the folder has no .tar file and {beside}. Expected are .tar files directly in "
             "it; images to predict, in it or below; or, for build_cache and FolderShards only, one "
-            "sub-directory per class with its images."
+            "sub-directory per class with its images (one for all if a table has their labels)."
         )
     yield from files
 

@@ -126,9 +126,9 @@ def streamed_table_labels(table: Table, label: Label) -> TableLabels:
     return TableLabels(form, table.name, values, rows, found, key=table.keys[0], wrong=wrong)
 
 
-def class_names(table: Table, label: Label) -> list[str] | None:
-    """Return the names of the classes of a table by label; None if it has no classes."""
-    return _form(_with_truths(table, label), label).classes
+def form_of_table(table: Table, label: Label) -> Form:
+    """Return what the labels of a table are."""
+    return _form(_with_truths(table, label), label)
 
 
 def _with_truths(table: Table, label: Label) -> Table:

@@ -52,6 +52,8 @@ def read_table(given: Any, key: str | None, places: Sequence[str]) -> Table:
     """
     is_file = isinstance(given, (str, os.PathLike))
     name = f"labels={os.fspath(given)!r}" if is_file else f"labels= (a {type(given).__name__})"
+    if is_file and os.path.isdir(given):  # noqa: PTH112 (given as it is)
+        raise ShardError(f"{name} is a folder: give a file, or labels=pandas.read_parquet(...) of it")
     is_text = is_file and not is_parquet(given)
     wanted = [*([] if key is None else [key]), *places]
     if is_text:
@@ -94,9 +96,8 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
             named = re.fullmatch(r"sep=(.)\s*", file.readline())  # Excel's
             delimiter = named[1] if named else max(_DELIMITERS, key=partial(_cells, file))
             file.seek(0)
-            head = [file.readline() for _ in range(2 + (named is not None))]
             # A blank before a quote would make the quotes a part of the cell.
-            has_blanks = any(f'{delimiter} "' in line for line in head)
+            has_blanks = any(f'{delimiter} "' in line for line in file)
             file.seek(0)
             if named:
                 file.readline()
@@ -106,12 +107,15 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
             for row in rows:
                 if not row:
                     continue
+                line = rows.line_num + (named is not None)
+                if [each.strip() for each in row] == header:
+                    raise ShardError(f"{name}, line {line} has the names of the columns again: remove it")
                 if len(row) != len(header):
                     remedy = f"Put quotes around cells with {delimiter!r} in them"
                     if len(header) == 1 or header[0].startswith("#"):
                         remedy = "The first line must be the names of the columns"
                     raise ShardError(
-                        f"{name}, line {rows.line_num + (named is not None)} has {len(row)} cells, and the "
+                        f"{name}, line {line} has {len(row)} cells, and the "
                         f"first line has {len(header)}: {', '.join(map(repr, row[:4]))}. {remedy}"
                     )
                 cells.append(row)

@@ -46,6 +46,7 @@ log = logging.getLogger("tarpeg")
 _Read = TypeVar("_Read")
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_OTHER_TAR = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2?|txz)$", re.IGNORECASE)
 HTTP = re.compile(r"https?://", re.IGNORECASE)
 _S3 = re.compile(r"s3a?://", re.IGNORECASE)
 _FILE = re.compile(r"file://(localhost(?=/))?", re.IGNORECASE)
@@ -224,10 +225,15 @@ def find_objects(url: str) -> tuple[Any, list[str]]:
         others = [file_name(name) for name in names if public_url(name).strip("/") != path.strip("/")]
         if others and not paths:
             protocol, place = url.partition("://")[0].lower(), public_url(url)
+            remedy = "Give a folder of shards; a folder of images must be local: copy it with "
+            remedy += _copying(protocol, place, "FOLDER")
+            if tar := next(filter(_OTHER_TAR.search, others), ""):
+                ending = _OTHER_TAR.search(tar)
+                assert ending is not None
+                remedy = f"Give a pattern of its shards: {place.rstrip('/')}/*{ending[0]}"
             raise ShardError(
                 f"{place!r} is a folder without a .tar, but with {', '.join(map(repr, others[:_SHOWN]))}"
-                f"{' and others' * (len(others) > _SHOWN)}. Give a folder of shards; a folder of images must "
-                f"be local: copy it with {_copying(protocol, place, 'FOLDER')}"
+                f"{' and others' * (len(others) > _SHOWN)}. {remedy}"
             )
     else:
         paths = [path]

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -320,6 +320,13 @@ def class_names(tables: Sequence[Any]) -> list[str] | None:
         table = table_of(labels) or {}
         found.append(names_of(table if 0 in table.values() else {BACKGROUND: 0, **table}))
     return found[0] if all(names == found[0] for names in found) else None
+
+
+def class_numbers(tables: Sequence[Any]) -> Mapping[str, int]:
+    """Return labels by name of tables ``labels=`` that are equal; {} without names, and for others."""
+    found = [{} if isinstance(labels, str) else table_of(labels) or {} for labels in tables]
+    are_names = all(isinstance(name, str) for table in found for name in table)
+    return found[0] if found and are_names and all(table == found[0] for table in found) else {}
 
 
 def _is_label(label: Any) -> bool:
