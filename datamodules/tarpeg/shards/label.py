@@ -391,11 +391,9 @@ def _kind_of(label: Label, cells: Sequence[Any], *, is_text: bool) -> Kind:
             "give tarpeg.Label(kind='class') if all of them are names",
         )
     # "[0" and "1]" are parts of a list that Python wrote.
-    parts = [each.strip("[](){}") if are_lists and isinstance(each, str) else each for each in flat]
-    are_odd = [
-        _looks_like_a_number(part, is_text and part == each) for part, each in zip(parts, flat, strict=True)
-    ]
-    if are_odd and all(are_odd):
+    parts = (each.strip("[](){}") if are_lists and isinstance(each, str) else each for each in flat)
+    pairs = zip(parts, flat, strict=True)
+    if flat and all(_looks_like_a_number(part, is_text and part == each) for part, each in pairs):
         _refuse(
             flat[0],
             "as are all others: write numbers with a point and nothing around them, several of them with a "

@@ -108,7 +108,7 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
                 if not row:
                     continue
                 line = rows.line_num + (named is not None)
-                if [each.strip() for each in row] == header:
+                if row[0].strip() == header[0] and [each.strip() for each in row] == header:
                     raise ShardError(f"{name}, line {line} has the names of the columns again: remove it")
                 if len(row) != len(header):
                     remedy = f"Put quotes around cells with {delimiter!r} in them"
@@ -172,8 +172,8 @@ def _frame(given: Any) -> tuple[list[str], Read]:
         raise ShardError(
             "labels= is a LazyFrame of polars, which has no rows yet: give labels=frame.collect()"
         )
-    names = given if isinstance(given, Mapping) else getattr(given, "column_names", given.columns)
-    known = list(names)  # the columns of pyarrow's tables are no names
+    is_arrow = type(given).__module__.startswith("pyarrow")  # its columns are no names
+    known = list(given if isinstance(given, Mapping) else given.column_names if is_arrow else given.columns)
 
     def read(names: Sequence[str]) -> list[list[Any]]:
         # A cell of a column of lists is a column itself if it is iterated over, in polars.
