@@ -436,8 +436,8 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         state = {**self.__dict__, "trainer": None, "_trainers": [], "_loaders": [], "_train": None}
         state["_previous"] = None
-        if self._train is not None:
-            state["_place"] = self._train.state_dict()
+        if self._place is None and self._previous is not None:
+            state["_place"] = self._previous.state_dict()
         return state
 
     def teardown(self, stage: str | None = None) -> None:

@@ -688,6 +688,12 @@ def test_true_and_false_of_a_csv_file_are_those_of_a_frame(tmp_path, folder, tru
     given = csv(tmp_path, text)
     assert labels(folder, given, "x").tolist() == [1, 1, 1], "with one value alone, too"
     assert labels(folder, given, "y").tolist() == [0, 1, 0]
+    assert Split(folder, Whole(16), labels=given, key="file", target="y").classes() == ["False", "True"]
+    named = Split(folder, Whole(16), labels=given, key="file", target=Label("y", classes=[true, false]))
+    bare = Split(folder, Whole(16), labels=given, key="file", target="y")
+    if true == "True":
+        with pytest.raises(ShardError, match="label 0 is 'True' in train and 'False' in val"):
+            ShardDataModule(named, bare, workers=0, allow_overlap=True).setup()
     for kind in ("classes", "number"):
         found = labels(folder, given, Label(["x", "y"], kind=kind))
         assert found.dtype == torch.float32 and found.tolist() == [[1, 0], [1, 1], [1, 0]]
@@ -737,6 +743,9 @@ def test_numbers_as_names_and_decimal_numbers_and_lists_of_a_frame(folder):
     frame = {"file": NAMES, "stars": [1.5, 2.0, 1.0], "price": [Decimal("1.50"), Decimal(2), Decimal(3)]}
     assert labels(folder, frame, Label("stars", kind="class")).tolist() == [1, 2, 0]
     assert labels(folder, frame, "price").tolist() == [1.5, 2, 3]
+    big = (1 << 53) + 1
+    frame["id"] = [Decimal(big), Decimal(f"{big + 2}.00"), Decimal(5)]
+    assert labels(folder, frame, "id").tolist() == [big, big + 2, 5]
     rows = np.array([[0.5, 1], [2, 3], [4, 5]], np.float32)
     frame["v"] = [list(row) for row in rows]
     assert labels(folder, frame, "v").tolist() == rows.tolist()

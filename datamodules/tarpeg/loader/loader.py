@@ -590,9 +590,8 @@ class Loader:
         for k in itertools.count(first):
             if is_on_device:
                 self.settle()  # of the batch before
-            if positions is not None and self.training:
-                length = None if count is None else count - first
-                positions.check(epoch, k - first, length, is_set=is_set)
+            if positions is not None and count is not None and self.training:
+                positions.check(epoch, k - first, count - first, is_set=is_set)
             if k == count:
                 return
             if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork

@@ -23,7 +23,7 @@ Mesh = Any
 ORDER = "shuffle=, subset=, weights= and repeats= of the split, and the buckets of its crop"
 """What the checksum ``order`` of a feed is of."""
 _LOOK = 10  # batches: fewer of a pass are a look at it
-_FAR, _EPOCHS = 100, 3  # batches and epochs that processes which train together are never apart
+_EPOCHS = 3
 _CAUSES = {
     "batches": "drop_last= and crop",
     "data": "shards, in the same order, with the same labels",
@@ -161,9 +161,9 @@ class Positions:
 
     A process that has taken a look alone is an epoch ahead from then on: the epochs that it reads are others
     than those of the other processes, one by one. After a whole epoch alone they are the same ones, at
-    another time: then it has read half of an epoch, and at least 100 batches, before others begin it, or all
-    but one of a shorter epoch, again and again. A process that is faster, and waits for no other, may be so
-    far ahead for some time. Those that never iterate do not count: another one may send them its batches.
+    another time: when it has read half of an epoch, others are in the one before, again and again. A process
+    that is faster, and waits for no other, may be so far ahead for some time. Those that never iterate do not
+    count: another one may send them its batches.
 
     Args:
         name: Of the split, for messages.
@@ -176,7 +176,8 @@ class Positions:
         self._name, self._process, self._processes, self._key = name, process, processes, key
         self._epochs = set[int]()  # that this process has begun
         self._pass = (-1, 0)  # the epoch that was set last, and how many were begun since
-        self._ahead = 0  # epochs in a row that others began much later
+        self._before: int | None = None  # the epoch of the pass before
+        self._ahead = 0  # epochs in a row in which others were in the one before
         self._owner = os.getpid()  # a child of a fork may not use the connection of its parent
         self._loaded = 0  # states, those that replaced another before an iteration not counted
         self._has_begun = False  # since the last of them
@@ -188,7 +189,7 @@ class Positions:
         if not self._has_begun:
             self._note("skipped", "begun", f"goes on from batch {batch} of epoch {epoch}, with a state")
         self._loaded, self._has_begun = self._loaded + 1, False
-        self._epochs, self._pass, self._ahead = set(), (-1, 0), 0
+        self._epochs, self._pass, self._before, self._ahead = set(), (-1, 0), None, 0
 
     def go_on(self, epoch: int, batch: int) -> None:
         """Compare where this process began, at its second batch, for the first time since a state.
@@ -206,7 +207,7 @@ class Positions:
         if self._loaded:
             self._agree(f"process {self._process} goes on from ", place)
 
-    def check(self, epoch: int, read: int, length: int | None, *, is_set: bool) -> None:
+    def check(self, epoch: int, read: int, length: int, *, is_set: bool) -> None:
         """Compare the epochs of a training, of which this process has read so many batches.
 
         Warns if it is not the epoch that others read as their first, second, ... since one that was set, and
@@ -218,44 +219,52 @@ class Positions:
             length: Of the epoch, or of what is left of it.
             is_set: Whether ``set_epoch`` was called for it.
         """
-        last = (
-            _FAR if length is None else length - 1
-        )  # not at the end: the process with the store may be gone
+        last = length - 1  # not the end, when the process with the store may be gone
         if read == min(_LOOK, last):
             self._begin(epoch, is_set=is_set)
-        if read == min(max(_FAR, last // 2), last) >= 2 * _LOOK:
+        if read == max(2 * _LOOK, last // 2) < last:
             self._compare(epoch)
+        if read == last:
+            self._count(f"end/{epoch}", 1)
+            self._before = epoch
 
     def _begin(self, epoch: int, *, is_set: bool) -> None:
         """Count this process among those that have begun an epoch."""
-        store, own, first = None if epoch in self._epochs else self._store(), str(epoch), b""
+        store, own, first = self._store(), str(epoch), b""
         if store is None:
             return
         since, count = (epoch, 0) if is_set else self._pass
+        self._pass = since, count + 1
         with contextlib.suppress(RuntimeError):
             first = store.compare_set(f"pass/{since}/{count}", "", own)
-            store.add(f"epoch/{epoch}", 1)
-            if not self._epochs:
-                store.add("iterate", 1)
+        if epoch not in self._epochs:
+            self._count(f"epoch/{epoch}", 1)
+        if not self._epochs:
+            self._count("iterate", 1)
         self._epochs.add(epoch)
-        self._pass = since, count + 1
         if first not in (b"", own.encode()):
             self._warn_apart(f"reads epoch {epoch}, and another one epoch {first.decode()}")
 
     def _compare(self, epoch: int) -> None:
-        """Compare how many processes have begun an epoch, after much of it."""
-        store, count, processes = self._store() if epoch in self._epochs else None, 0, 0
-        if store is not None:
-            with contextlib.suppress(RuntimeError):
-                processes = store.add("iterate", 0)  # first: another may begin now
-                count = store.add(f"epoch/{epoch}", 0)
+        """Compare how many processes have begun an epoch, after half of it, and ended the one before."""
+        if self._before is None or epoch not in self._epochs:
+            return
+        processes = self._count("iterate", 0)  # first: another may begin now
+        begun, ended = self._count(f"epoch/{epoch}", 0), self._count(f"end/{self._before}", 0)
         # 0: the group was made anew.
-        self._ahead = self._ahead + 1 if 0 < count < processes else 0
+        self._ahead = self._ahead + 1 if 0 < begun < processes and 0 < ended < processes else 0
         if self._ahead == _EPOCHS:
             self._warn_apart(
-                f"has read much of epoch {epoch}, which {count} of {processes} processes have begun, and was "
+                f"has read half of epoch {epoch}, which {begun} of {processes} processes have begun, and was "
                 f"as far ahead in the {_EPOCHS - 1} epochs before"
             )
+
+    def _count(self, name: str, more: int) -> int:
+        """Return a count of the group, after more was added; 0 without a group."""
+        store = self._store()
+        with contextlib.suppress(RuntimeError):
+            return 0 if store is None else int(store.add(name, more))
+        return 0
 
     def _warn_apart(self, what: str) -> None:
         warn(

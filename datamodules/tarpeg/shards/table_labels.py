@@ -15,14 +15,15 @@ from torch import Tensor
 
 from ..errors import ShardError, warn
 from .index import Int64
-from .label import CellError, Form, Label, form_of
+from .label import CellError, Form, Label, form_of, is_missing
 from .source import Source, where_of
 from .table_rows import NONE, TWICE, by_key, key_twice, rows_of, stored
 from .tables import Table
 
 log = logging.getLogger(__name__)
 
-_TRUTHS = {"True": "1", "TRUE": "1", "true": "1", "False": "0", "FALSE": "0", "false": "0"}  # pandas'
+# pandas'
+_TRUTHS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 
 
 @dataclass
@@ -132,7 +133,7 @@ def form_of_table(table: Table, label: Label) -> Form:
 
 
 def _with_truths(table: Table, label: Label) -> Table:
-    """Return a table in which True and False of a CSV file are 1 and 0, as in that of a DataFrame.
+    """Return a table in which True and False of a CSV file are those of a DataFrame.
 
     But those that are names of classes, or parts of a list.
     """
@@ -147,9 +148,13 @@ def _with_truths(table: Table, label: Label) -> Table:
 
 def _form(table: Table, label: Label) -> Form:
     try:
-        return form_of(label, table.columns, is_text=table.is_text)
+        form = form_of(label, table.columns, is_text=table.is_text)
     except ValueError as error:
         raise ShardError(f"{table.name}, columns {label.places}: a cell {error}") from None
+    cells = (cell for column in table.columns for cell in column)
+    if form.kind == "integer" and all(isinstance(cell, bool) or is_missing(cell) for cell in cells):
+        return replace(form, numbers={"False": 0, "True": 1})
+    return form
 
 
 def _array(table: Table, form: Form, rows: Int64) -> npt.NDArray[Any]:

@@ -210,4 +210,6 @@ def _value(cell: Any) -> Any:
         cell = cell.tolist()
     if isinstance(cell, (list, tuple)):
         return [_value(each) for each in cell]
-    return float(cell) if isinstance(cell, Decimal) else cell
+    if isinstance(cell, Decimal):
+        return int(cell) if cell.is_finite() and cell == cell.to_integral_value() else float(cell)
+    return cell
