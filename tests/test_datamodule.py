@@ -926,6 +926,11 @@ def test_a_data_module_without_a_trainer_goes_on_from_its_state(photos, tmp_path
             assert [batch.key for batch in again.train_dataloader()] == expected
     fitted(tmp_path, data)
     assert [[batch.key for batch in data.train_dataloader()] for _ in range(2)] == epochs, "after a fit, too"
+    for again in (module(photos), data):
+        again.load_state_dict(module(photos).state_dict())
+        assert [batch.key for batch in again.train_dataloader()] == epochs[0], "a state of no loader"
+        again.load_state_dict(state)
+        again.teardown()
     data.load_state_dict(state)
     for copied in (copy.deepcopy(data), data):
         assert [batch.key for batch in copied.train_dataloader()] == rest, "loaded after a fit"

@@ -415,15 +415,15 @@ class ShardDataModule(lightning.LightningDataModule):
         self._stored, state = checked_classes(state_dict), state_dict.get("train")
         check_classes(self._stored, self._names)
         self._check_preprocessing(state_dict.get("preprocessing"))
-        if state is None:
-            return
         self._forget_ended()
         if self.trainer is None:
-            if self._previous is None:
+            if state is None:  # of one that had made no loader
+                self._previous = self._place = None
+            elif self._previous is None:
                 self._place = state
             else:  # which the next loader follows
                 self._previous.load_state_dict(state)
-        elif self.trainer.state.fn == TrainerFn.FITTING:
+        elif state is not None and self.trainer.state.fn == TrainerFn.FITTING:
             # An existing loader may be from a previous run; some strategies load after the loader is created.
             self._resume = state
             if self._train is not None:
