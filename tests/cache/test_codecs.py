@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 
 import pytest
 from helpers import reference
@@ -22,10 +23,11 @@ from helpers.pictures import (
     tensor,
 )
 from helpers.scripts import run_script
+from helpers.small_tars import sample, write_tar
 from PIL import Image, ImageCms
-from tarpeg import DecodeError, Layout, Packed, Raw, Resized, Tiled
-from tarpeg.cache.codecs import tile_width
-from tarpeg.errors import Status
+from tarpeg import DecodeError, Layout, Packed, Raw, Resized, Tiled, build_cache
+from tarpeg.cache.codecs import Encoded, tile_width
+from tarpeg.errors import CacheError, Status
 from tarpeg.shards.pillow import native_reason, open_rgb
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -214,3 +216,23 @@ def test_a_truncated_or_damaged_header_has_no_tiles():
     cut, flat = data[: frame + 12], bytearray(data)
     flat[frame + 11] = 0
     assert tile_width(cut) == tile_width(bytes(flat)) == (None, "its header is damaged")
+
+
+@dataclass(frozen=True)
+class Half:
+    """A codec of a user that reduces images."""
+
+    shorter: int | None = None
+
+    def encode(self, data, extension):
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        file = io.BytesIO()
+        image.resize((image.width // 2, image.height // 2)).save(file, "PNG")
+        return Encoded(file.getvalue(), "png", None, "halved")
+
+
+def test_a_codec_of_ones_own_that_reduces_images_says_so(tmp_path):
+    write_tar(tmp_path / "a.tar", sample(0))
+    with pytest.raises(CacheError, match=r"key 'k0000': .*made \d+x\d+ pixels of .* field 'shorter'"):
+        build_cache(tmp_path / "a.tar", tmp_path / "c", Half(), executor=0)
+    assert build_cache(tmp_path / "a.tar", tmp_path / "c", Half(shorter=20), executor=0).samples == 1

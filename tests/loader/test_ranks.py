@@ -258,6 +258,16 @@ def test_an_epoch_that_was_set_after_looks_is_the_same_for_all(photos, on, monke
     silent(on, loaders, 5)
 
 
+def test_a_look_after_an_epoch_was_set_takes_it(photos, on, monkeypatch):
+    monkeypatch.setattr(ranks, "_LOOK", 4)
+    loaders = one_by_one(photos, on)
+    for process, loader in enumerate(loaders):
+        on(process, loader.sampler.set_epoch, 3)
+    on(0, next, iter(loaders[0]))
+    with pytest.warns(UserWarning, match="reads epoch [34], and another one epoch [34]"):
+        in_turn(on, loaders)
+
+
 def test_a_process_that_begins_each_epoch_late_is_in_it(photos, on, monkeypatch):
     monkeypatch.setattr(ranks, "_LOOK", 4)
     loaders = one_by_one(photos, on)

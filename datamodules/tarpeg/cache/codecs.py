@@ -50,7 +50,10 @@ class Encoded(NamedTuple):
 
 
 class Codec(Protocol):
-    """A frozen dataclass of plain values, which go into the manifest and the fingerprint of a cache."""
+    """A frozen dataclass of plain values, which go into the manifest and the fingerprint of a cache.
+
+    One that reduces images has a field ``shorter``: caches with it refuse targets in pixels.
+    """
 
     def encode(self, data: bytes, extension: str) -> Encoded:
         """Rewrite one image file of that extension, in lower case, without a dot.

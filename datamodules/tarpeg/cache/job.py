@@ -35,8 +35,10 @@ from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
 from ..shards.pillow import (
     IMAGE_EXTENSIONS,
     NATIVE,
+    as_tensor,
     first_image,
     format_name,
+    header_sizes,
     image_extension,
     is_animated,
 )
@@ -411,7 +413,22 @@ def _encoded_image(codec: Codec, sample: Sample, image: str) -> Encoded:
         wrong = "data"
     if wrong is not None:
         raise _codec_error(codec, sample, image, f"returned {wrong}={getattr(found, wrong)!r:.60}")
+    if not type(codec).__module__.startswith("tarpeg.") and getattr(codec, "shorter", None) is None:
+        _check_size(codec, sample, image, found)
     return found
+
+
+def _check_size(codec: Codec, sample: Sample, image: str, found: Encoded) -> None:
+    """Raise CacheError for an image of another size than before: targets in pixels are not moved."""
+    files = [as_tensor(bytes(each)) for each in (sample.members[image], found.data)]
+    before, after = (sizes[::-1] for sizes in header_sizes(files).tolist())
+    if before == after or 0 in (*before, *after):
+        return
+    raise CacheError(
+        f"shard {sample.shard}, key {sample.key!r}: encode() of codec={codec!r} made {after[0]}x{after[1]} "
+        f"pixels of {before[0]}x{before[1]}, for the member {image!r}. A codec that reduces images has a "
+        "field 'shorter' that is not None: caches with it refuse targets in pixels"
+    )
 
 
 def _codec_error(codec: Codec, sample: Sample, image: str, what: str) -> CacheError:

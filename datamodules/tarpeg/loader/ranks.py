@@ -178,6 +178,7 @@ class Positions:
         self._pass = (-1, 0)  # the epoch that was set last, and how many were begun since
         self._before: int | None = None  # the epoch of the pass before
         self._ahead = 0  # epochs in a row in which others were in the one before
+        self._has_warned = False
         self._owner = os.getpid()  # a child of a fork may not use the connection of its parent
         self._loaded = 0  # states, those that replaced another before an iteration not counted
         self._has_begun = False  # since the last of them
@@ -220,20 +221,22 @@ class Positions:
             is_set: Whether ``set_epoch`` was called for it.
         """
         last = length - 1  # not the end, when the process with the store may be gone
+        if read == 0 and is_set:  # also for a look
+            self._pass = epoch, 0
         if read == min(_LOOK, last):
-            self._begin(epoch, is_set=is_set)
+            self._begin(epoch)
         if read == max(2 * _LOOK, last // 2) < last:
             self._compare(epoch)
         if read == last:
             self._count(f"end/{epoch}", 1)
             self._before = epoch
 
-    def _begin(self, epoch: int, *, is_set: bool) -> None:
+    def _begin(self, epoch: int) -> None:
         """Count this process among those that have begun an epoch."""
         store, own, first = self._store(), str(epoch), b""
         if store is None:
             return
-        since, count = (epoch, 0) if is_set else self._pass
+        since, count = self._pass
         self._pass = since, count + 1
         with contextlib.suppress(RuntimeError):
             first = store.compare_set(f"pass/{since}/{count}", "", own)
@@ -267,6 +270,9 @@ class Positions:
         return 0
 
     def _warn_apart(self, what: str) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
         warn(
             f"the {self._name} split: process {self._process} {what}. If they train in step, some samples "
             "come twice, and others not: one of them has taken batches alone, which was an epoch, too. Make "
