@@ -589,6 +589,26 @@ def test_a_trainer_within_the_training_of_another(photos, tmp_path, hook, worker
     assert len(inner.net.seen["validate"]) == len(inner.outer) * (1 if fails else 6) > 0
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_trainer_that_measures_leaves_a_loop_without_one_alone(photos, tmp_path, loaded):
+    data, alone = module(photos, workers=1), module(photos)
+    expected = [[batch.key for batch in alone.train_dataloader()] for _ in range(3)]
+    validate = partial(trainer(tmp_path).validate, Net(), datamodule=data, verbose=False)
+    batches = iter(data.train_dataloader())
+    found = [next(batches).key]
+    validate()
+    assert found + [batch.key for batch in batches] == expected[0]
+    validate()
+    if loaded:
+        data.load_state_dict({**data.state_dict(), "train": {**data.state_dict()["train"], "batches": 2}})
+        validate()
+        assert [batch.key for batch in data.train_dataloader()] == expected[0][2:]
+    for epoch in expected[1:]:
+        assert [batch.key for batch in data.train_dataloader()] == epoch
+        validate()
+    data.teardown()
+
+
 def test_a_training_within_the_training_of_another_is_refused(photos, tmp_path):
     class Train(Callback):
         def on_train_batch_end(self, outer, *_):

@@ -326,7 +326,8 @@ class ShardDataModule(lightning.LightningDataModule):
                 loader.follow(self._previous)
             elif self._place is not None:
                 loader.load_state_dict(self._place)
-            self._previous, self._place = loader, None
+            self._previous = loader
+        self._place = None
         if self._resume is not None:
             loader.load_state_dict(self._resume)
             self._resume = None
@@ -396,7 +397,7 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         name = self._first_of("val")
         state: dict[str, Any] = {"classes": self._names or self._stored}
-        pending = self._place if self.trainer is None else self._resume
+        pending = self._place if self.trainer is None or self._has_ended else self._resume
         if pending is not None:  # loaded, and no loader was made since
             state["train"] = dict(pending)
         elif self._train is not None:
@@ -486,11 +487,10 @@ class ShardDataModule(lightning.LightningDataModule):
         return splits[dataloader_idx] if dataloader_idx < len(splits) else None
 
     def _close(self) -> None:
-        """Close all loaders; of a Trainer that ends within the work of another one, its own alone."""
+        """Close all loaders; of a Trainer that measures, or works within another one, its own alone."""
         for loader in self._in_use():
             loader.close()
-        outer = self._outer()
-        if outer is None:
+        if self._outer() is None and not self._measures:
             self._loaders.clear()
             self._previous = None
             self._resume = self._place = None
@@ -511,9 +511,19 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _forget_ended(self) -> None:
         """Forget a Trainer whose run has ended, which Lightning does not: loops go on without one."""
-        status = getattr(getattr(self.trainer, "state", None), "status", None)
-        if status in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED):
+        if self._has_ended:
             self.trainer = None
+
+    @property
+    def _has_ended(self) -> bool:
+        status = getattr(getattr(self.trainer, "state", None), "status", None)
+        return status in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
+
+    @property
+    def _measures(self) -> bool:
+        """Whether a Trainer reads other splits than train: a loop over that, without a Trainer, goes on."""
+        fn = getattr(getattr(self.trainer, "state", None), "fn", None)
+        return fn in (TrainerFn.VALIDATING, TrainerFn.TESTING, TrainerFn.PREDICTING)
 
     def _trainer_reference(self) -> Callable[[], lightning.Trainer | None]:
         return _no_trainer if self.trainer is None else weakref.ref(self.trainer)
@@ -681,9 +691,9 @@ class ShardDataModule(lightning.LightningDataModule):
         self._loaders.append((weakref.ref(loader), self._trainer_reference()))
 
     def _in_use(self) -> list[Loader]:
-        """Return the loaders that live; of a Trainer that works within another one, its own alone."""
-        is_inner = self._outer() is not None
-        own = (found for found, of in self._loaders if not is_inner or of() is self.trainer)
+        """Return the loaders that live; of a Trainer that measures or works within another, its own."""
+        are_all = self._outer() is None and not self._measures
+        own = (found for found, of in self._loaders if are_all or of() is self.trainer)
         return [loader for found in own if (loader := found()) is not None]
 
 

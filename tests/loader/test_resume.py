@@ -473,6 +473,11 @@ def test_further_passes_of_an_epoch_have_its_crops_and_shares(photos, tmp_path, 
         assert [{*batch.source.tolist()} for batch in net.seen["predict"]] == [{0}] * 6 + [{1}] * 6
     assert len({digest([batch]) for batch in net.seen["predict"]}) == 12
     assert loader.sampler.epoch == 2, "the next one, in a loop of one's own"
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert [loader.sampler.begin()[0] for _ in range(2)] == [2, 3], "also from its state"
+    loader.load_state_dict({**state, "batches": 1})
+    assert [loader.sampler.begin()[0] for _ in range(3)] == [state["epoch"], 2, 3]
 
 
 def test_a_checkpoint_that_another_loader_wrote_within_an_epoch_is_a_warning(photos, tmp_path, undisturbed):

@@ -702,6 +702,14 @@ def test_true_and_false_of_a_csv_file_are_those_of_a_frame(tmp_path, folder, tru
     assert labels(folder, given, Label("y", classes=[true, false])).tolist() == [1, 0, 1]
 
 
+def test_a_text_among_truths_is_no_class(tmp_path, folder):
+    for optional in (False, True):
+        with pytest.raises(ShardError, match=r'a cell is "NA", and others are numbers: .*optional=True'):
+            labels(
+                folder, csv(tmp_path, "file,y\na,TRUE\nb,FALSE\nsub/c.d,NA\n"), Label("y", optional=optional)
+            )
+
+
 def test_truths_of_a_frame_are_names_if_these_are_asked_for(folder):
     frame = {"file": NAMES, "y": [True, False, np.True_]}
     assert labels(folder, frame).tolist() == [1, 0, 1]

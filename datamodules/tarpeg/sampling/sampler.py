@@ -499,10 +499,12 @@ class EpochCounter:
         check_integer("epoch", epoch, 0, 2**31 - 1)
         epoch = int(epoch)  # of numpy
         is_trainer = self.on_epoch is None and _is_trainer(sys._getframe(1))
-        is_resumed = is_trainer and self._resumed is not None and self._resumed[0] != epoch
+        resumed, _, is_end = self._resumed or (0, 0, False)
         if self.on_epoch is not None:
             self.epoch = self.on_epoch(epoch)
-        elif not (is_resumed and self.epoch % LATER_PASS == epoch):  # within a further pass
+        elif is_trainer and resumed >= LATER_PASS and resumed % LATER_PASS == epoch:  # in a further pass
+            self.epoch = resumed + is_end * LATER_PASS
+        else:
             self.epoch = epoch
         self._step = LATER_PASS if is_trainer else 1
         self.is_set, self.has_state = True, False
@@ -519,8 +521,8 @@ class EpochCounter:
         An epoch that was set before is forgotten: the last call counts.
         """
         self.is_set, self.has_state = False, True
-        self._step = LATER_PASS if epoch >= LATER_PASS else 1
-        self.epoch = epoch + is_end * self._step
+        self._step = 1
+        self.epoch = _following(epoch) if is_end else epoch
         self._resumed = (epoch, batch, is_end)
 
     @property
@@ -562,9 +564,15 @@ class EpochCounter:
                 f"{epoch} again. To go on from the checkpoint, begin the loop with epoch {resumed}, or leave "
                 "set_epoch out."
             )
+        is_of_state = self._resumed is not None and self._step == 1
         self.is_set, self._resumed = False, None
-        self.epoch = epoch + self._step
+        self.epoch = _following(epoch) if is_of_state else epoch + self._step
         return epoch, begins
+
+
+def _following(epoch: int) -> int:
+    """Return the epoch after that of a state, in a loop without a Trainer: after a further pass, its next."""
+    return epoch % LATER_PASS + 1 if epoch >= LATER_PASS else epoch + 1
 
 
 def _is_trainer(frame: FrameType) -> bool:

@@ -140,7 +140,7 @@ def _with_truths(table: Table, label: Label) -> Table:
     if not table.is_text or label.classes is not None or label.kind == "class" or label.separator is not None:
         return table
     columns = [
-        [_TRUTHS.get(cell, cell) for cell in column] if {*column} <= {*_TRUTHS, ""} else column
+        [_TRUTHS.get(cell, cell) for cell in column] if not {*_TRUTHS}.isdisjoint(column) else column
         for column in table.columns
     ]
     return replace(table, columns=columns)
