@@ -432,7 +432,7 @@ class Both(Net):
 
 
 @pytest.mark.parametrize("size", [7, 15])  # 2 and 4 batches, beside 6
-def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path, size):
+def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path, size, recwarn):
     def run(path=None):
         split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), flip=0.5)
         splits = {"large": split, "small": dataclasses.replace(split, subset=[*range(size)])}
@@ -455,6 +455,7 @@ def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path, s
         assert run(tmp_path / f"step{step}.ckpt") == whole[step:], step
     for epoch in (0, 1):  # Lightning restores no state of loaders from these
         assert run(tmp_path / f"epoch{epoch}.ckpt") == whole[6 * (epoch + 1) :]
+    assert not own_warnings(recwarn)
 
 
 @pytest.mark.parametrize("kind", ["loader", "mixture"])

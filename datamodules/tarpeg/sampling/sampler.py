@@ -506,6 +506,8 @@ class EpochCounter:
             self.epoch = resumed + is_end * LATER_PASS
         else:
             self.epoch = epoch
+            if is_trainer and resumed >= LATER_PASS:  # a further pass ends with the epoch of the Trainer
+                self._resumed = None
         self._step = LATER_PASS if is_trainer else 1
         self.is_set, self.has_state = True, False
 
