@@ -12,7 +12,6 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from .hints import check_truths
 from .overrides import one_line_errors
 
 # Before numpy and torch are loaded.
@@ -36,7 +35,6 @@ def main(cfg: DictConfig) -> None:
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     out = settings.pop("out")
     with one_line_errors("bench", ValueError):
-        check_truths("bench", cfg)
         report = measure(**settings)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(report.title, report.table(), sep="\n")

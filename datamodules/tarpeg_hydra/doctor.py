@@ -9,7 +9,6 @@ from rich.console import Console
 from tarpeg import diagnose
 from tarpeg.cache.report import summarise_shards
 
-from .hints import check_truths
 from .overrides import one_line_errors
 
 
@@ -33,7 +32,6 @@ def _plans(cfg: DictConfig) -> list[str]:
     """Return what the splits of ``cfg.data`` do natively and in Python, its cost, and their caches."""
     lines = []
     with one_line_errors("doctor"):
-        check_truths("doctor", cfg)
         for name, split in instantiate(cfg.data).splits.items():
             if split is not None:
                 about = [] if split.streaming else summarise_shards(split.shards)

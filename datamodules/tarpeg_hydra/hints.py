@@ -189,14 +189,9 @@ def _unknown(program: str, key: str, given: dict[str, str]) -> str:
 def _files_with(group: str, name: str) -> list[str]:
     """Return the files of a group of settings that have this one, as overrides."""
     found = sorted((_conf() / group).glob("*.yaml")) if group else []
-    keys = {
-        path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in found
-    }  # with those to be given
-    return [
-        f"{group}={file}"
-        for file, settings in keys.items()
-        if isinstance(settings, dict) and name in settings
-    ]
+    # Keys of a container are also those that must be given, "???".
+    known = [(path.stem, OmegaConf.to_container(OmegaConf.load(path))) for path in found]
+    return [f"{group}={file}" for file, keys in known if isinstance(keys, dict) and name in keys]
 
 
 def _misplaced(config: DictConfig, given: dict[str, str]) -> Iterator[str]:

@@ -7,7 +7,6 @@ from rich.console import Console
 from tarpeg import plan_epoch
 from tarpeg.errors import similar
 
-from .hints import check_truths
 from .overrides import one_line_errors
 
 
@@ -15,7 +14,6 @@ from .overrides import one_line_errors
 def main(cfg: DictConfig) -> None:
     """Print the plan of an epoch of the data in `cfg`."""
     with one_line_errors("plan", ValueError):
-        check_truths("plan", cfg)
         names = [name for name in ("train", "val", "test", "predict") if cfg.data.get(name)]
         if cfg.split not in names:
             raise ValueError(

@@ -19,7 +19,7 @@ from ..augment.geometry import may_move
 from ..augment.module import Augment
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
-from ..shards.label import Labels
+from ..shards.label import Labels, names_of
 from ..shards.labels import Target, read_labels
 from ..shards.source import Source, where_of
 from ..targets.instance_map import InstanceMap
@@ -391,10 +391,10 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
         ShardError: If a label has two names, or a class two labels, because the shards of the splits were
             packed one by one.
     """
-    names, numbers = dict[str, list[str]](), dict[str, Mapping[str, int]]()
+    numbers = dict[str, Mapping[str, int]]()
     for name, split in splits.items():
         with suppress(ShardError):  # opening it raises
-            names[name], numbers[name] = split.classes() or [], split.class_numbers()
+            numbers[name] = split.class_numbers()
     of_label, of_class = dict[int, tuple[str, set[str]]](), dict[str, tuple[str, int]]()
     for name, table in numbers.items():
         own = dict[int, set[str]]()
@@ -415,7 +415,8 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
                     f"class {each!r} has the label {other} in {first} and {label} in {name}, which would be "
                     f"two for the network. {_remedy(splits, first, name)}"
                 )
-    return max(names.values(), key=len, default=[]), len(names) == len(splits)
+    names = (names_of(table) or [] for table in numbers.values())
+    return max(names, key=len, default=[]), len(numbers) == len(splits)
 
 
 def _remedy(splits: Mapping[str, Split], *names: str) -> str:

@@ -254,7 +254,7 @@ class Positions:
             return
         processes = self._count("iterate", 0)  # first: another may begin now
         begun, ended = self._count(f"epoch/{epoch}", 0), self._count(f"end/{self._before}", 0)
-        # 0: the group was made anew.
+        # A count of 0 is that of a new group of processes.
         self._ahead = self._ahead + 1 if 0 < begun < processes and 0 < ended < processes else 0
         if self._ahead == _EPOCHS:
             self._warn_apart(

@@ -293,13 +293,13 @@ class Split:
 
     def class_numbers(self) -> Mapping[str, int]:
         """Return the label of each class by its name, also if not every label has one; {} if unknown."""
+        if names := self.classes():
+            return {name: number for number, name in enumerate(names)}
         if self.labels is not None and self.target is not None and not self._label.numbers:
-            numbers = self._form_of_table.numbers
-        elif isinstance(self.target, Label) and self.target.numbers:
-            numbers = self.target.numbers
-        else:
-            numbers = class_numbers_of(self._class_tables or [])
-        return numbers or {name: number for number, name in enumerate(self.classes() or [])}
+            return self._form_of_table.numbers
+        if isinstance(self.target, Label):
+            return self.target.numbers
+        return class_numbers_of(self._class_tables or [])
 
     @property
     def _label(self) -> Label:
