@@ -179,6 +179,7 @@ def test_a_broken_image_has_the_label_of_its_substitute(tmp_path):
         ({"place": ["json:a", "json:b"], "classes": ["a"], "kind": "classes"}, "places="),
         ({"place": "json:a", "separator": ""}, "separator="),
         ({"place": "json:a", "optional": "yes"}, "optional="),
+        ({"place": "json:a", "classes": [True, False]}, "classes=.*the texts 'False' and 'True'"),
     ],
 )
 def test_arguments(arguments, text):

@@ -133,6 +133,22 @@ def test_masks_are_those_of_the_objects_of_boxes():
     assert np.array_equal(masks, np.stack([found[0] == 1, found[0] == 2])), "3 and 4 have no pixels"
 
 
+def test_a_panoptic_picture_without_its_numbers_is_broken():
+    """Without id= every object of every image would be dropped."""
+    found, source = pictures(count=1)
+    colours = np.stack([found[0], np.full_like(found[0], 2), np.zeros_like(found[0])], axis=-1)
+    source.samples[0]["png"] = png(colours)
+    objects = [{"bbox": [0, 0, 1, 1], "category_id": 9, "id": 512 + number} for number in (1, 2, 7)]
+    source.samples[0]["json"] = json.dumps({"objects": objects}).encode()
+    right = InstanceMap("png", objects="json:objects", id="id")
+    masks = right.move(right.read(source, np.array([0]))[0], View.whole((48, 64), (48, 64)))["masks"].numpy()
+    assert np.array_equal(masks, np.stack([found[0] == number for number in (1, 2, 7)]))
+    message = "are 1 to 3 without id=, and the largest in the picture is 767. Give InstanceMap.id="
+    split = Split(source, Whole((48, 64)), targets=replace(right, id=None))
+    with pytest.raises(tarpeg.ShardError, match=message):
+        next(iter(load(None, split=split, **HERE)))
+
+
 @pytest.mark.parametrize("is_matched", [False, True])
 def test_objects_of_pictures_can_be_pasted(is_matched):
     found, source = pictures()

@@ -115,9 +115,12 @@ class Label:
         if self.kind in ("integer", "number"):
             raise ValueError(f"classes={self.classes!r} of Label has no use with kind={self.kind!r}")
         if not self.numbers:
+            given: Any = self.classes
+            has_truths = isinstance(given, (list, tuple, dict)) and {bool} & {*map(type, given)}
             raise ValueError(
                 f"classes={self.classes!r} of Label must be a list of different names, or a dict from names "
                 "to labels, integers of at least 0"
+                + (": the names of false and true are the texts 'False' and 'True'" if has_truths else "")
             )
         if self.kind == "classes" and len(places) > 1:
             raise ValueError(

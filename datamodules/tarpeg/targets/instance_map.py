@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import ShardError, check_integer
 from ..sampling.geometry import Bool, Int32, View
@@ -103,7 +104,8 @@ class InstanceMap:
         labels: Table of the labels of the classes, as of ``Boxes``; needs ``divisor``.
         objects: JSON member and path of a list of objects, as of ``Boxes``; None: those in the picture.
         id: Field of an object with its number in the picture; None: they are numbered from 1 in their order,
-            as in VOC. An object whose number no pixel has is dropped by ``min_pixels``.
+            as in VOC. An object whose number no pixel has is dropped by ``min_pixels``. Without
+            ``id`` a picture of colours or of 16 bits that shows none of its objects is a broken target.
         min_pixels: Objects with fewer pixels in the result are dropped.
         interpolation: "nearest-exact" or "nearest", as of ``Masks``.
 
@@ -260,12 +262,25 @@ class InstanceMap:
                 labels = self._labels_of(numbers[is_object])
             else:
                 labels, outlines = known.numbers, outlines_in(picture, known.numbers)[1]
+                self._check_numbers(picture, labels, len(outlines.toggles))
         except (pillow.RefusedError, ValueError) as error:
             reason = error.reason if isinstance(error, pillow.RefusedError) else error
             return ShardError(f"{where_of(source, id)}: member {name!r}, a picture of objects: {reason}")
         height, width = picture.shape
         (number,) = own_numbers(source, np.array([id], np.int64))
         return Instances(outlines._replace(image_id=number), labels, (height, width))
+
+    def _check_numbers(self, picture: npt.NDArray[Any], numbers: Int64, found: int) -> None:
+        """Refuse a picture of colours or of 16 bits with numbers of its own."""
+        if self.id is not None or found or not len(numbers):
+            return
+        largest = int(picture[~np.isin(picture, self.ignore)].max(initial=0))
+        if largest > 255:
+            raise ValueError(
+                f"none of its pixels has the number of an object of {self.objects!r}, which are 1 to "
+                f"{len(numbers)} without id=, and the largest in the picture is {largest}. Give "
+                'InstanceMap(id=...) the field that has the number, such as "id" of panoptic PNGs'
+            )
 
     def _labels_of(self, numbers: Int64) -> Int64:
         if self.divisor is None:
