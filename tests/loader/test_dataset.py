@@ -15,8 +15,9 @@ from helpers.loaders import ALL, digest, keys_of, load
 from helpers.scripts import run_file, run_processes, run_two_ranks
 from helpers.small_tars import sample, write_tar
 from helpers.training import module
-from tarpeg import Augment, Dataset, Streaming
-from torch.utils.data import DataLoader, default_collate
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tarpeg import Augment, Dataset, Loader, RandomResizedCrop, Split, Streaming
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's and Lightning's own
 
@@ -158,6 +159,72 @@ def test_worker_processes_of_the_data_loader_are_refused(photos, start, monkeypa
     again = keys_of(loader)
     assert sorted(again) == sorted(before) == ALL and again != before
     loader.close()
+
+
+class Recorder(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), []
+
+    def training_step(self, batch, index):
+        self.seen.append((self.current_epoch, index, batch.key))
+        return self.weight.sum()
+
+    def validation_step(self, batch, index): ...
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("is_at_the_end", [None, True, False])
+@pytest.mark.parametrize("has_val", [False, True])
+def test_a_trainer_goes_on_with_the_next_epoch(photos, tmp_path, has_val, is_at_the_end):
+    """Lightning sets the epoch of no sampler of a DataLoader around an IterableDataset."""
+
+    def fit(epochs, **resume):
+        saver = ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=is_at_the_end)
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[saver], **quiet)
+        module, loaders = Recorder(), [face(load(photos, workers=0)) for _ in range(1 + has_val)]
+        trainer.fit(module, *loaders, **resume)
+        return module.seen, saver.last_model_path
+
+    wanted, _ = fit(3)
+    first, path = fit(1)
+    rest, _ = fit(3, ckpt_path=path)
+    assert first + rest == wanted and wanted[0] != wanted[6]
+
+
+class Reshaped(IterableDataset):
+    """A data set of a user's own around a loader, or one that each worker process makes."""
+
+    def __init__(self, make, is_made_here):
+        self.make, self.loader = make, make() if is_made_here else None
+
+    def __iter__(self):
+        for batch in self.loader or self.make():
+            yield [*batch.key]
+
+
+@pytest.mark.parametrize(("workers", "is_made_here"), [(1, True), (2, True), (2, False)])
+def test_a_loader_in_the_workers_of_a_data_loader_is_refused(photos, workers, is_made_here, monkeypatch):
+    """Each of them would read all samples, and always those of the same epoch."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    split = Split(photos, RandomResizedCrop(32))
+    data = Reshaped(lambda: Loader(split, batch_size=4, workers=0, keys=True), is_made_here)
+    with pytest.raises(ValueError, match=rf"num_workers={workers} of the DataLoader must be 0: each of its"):
+        next(iter(DataLoader(data, batch_size=None, num_workers=workers)))
+
+
+def test_loaders_that_the_workers_of_a_data_loader_make(photos):
+    def make():
+        worker = torch.utils.data.get_worker_info()
+        ranks = {} if worker.num_workers == 1 else {"rank": worker.id, "world": worker.num_workers}
+        return Loader(Split(photos, RandomResizedCrop(32)), batch_size=4, workers=0, keys=True, **ranks)
+
+    for workers in (1, 2):
+        outer = DataLoader(Reshaped(make, False), batch_size=None, num_workers=workers)
+        assert sorted(key for keys in outer for key in keys) == ALL
 
 
 def test_what_is_not_a_loader_and_what_has_no_length(shard_of):

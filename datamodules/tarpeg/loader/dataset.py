@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -17,6 +18,8 @@ from .state import State
 _NO_WORKERS = (
     "must be 0: the loader has its own, see workers= and threads= of tarpeg.Loader or ShardDataModule"
 )
+
+_FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
 
 
 class Dataset(IterableDataset[Any]):
@@ -85,7 +88,19 @@ class Dataset(IterableDataset[Any]):
 
     def _unless_divided(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._refuse_accelerate()  # again: a StatefulDataLoader is asked for its state, and begins, before
+        self._follow_trainer()
         yield from batches
+
+    def _follow_trainer(self) -> None:
+        """Begin with the epoch of Lightning's Trainer if that is further, as after a checkpoint.
+
+        Lightning sets the epoch of a loader and of samplers, and a DataLoader has none that it would find.
+        """
+        sampler = self.loader.sampler
+        epoch, batch = sampler.place
+        current = _epoch_of_trainer(sys._getframe(1))
+        if not sampler.has_state and batch == 0 and current > epoch:
+            sampler.set_epoch(current)
 
     def _refuse_accelerate(self) -> None:
         """Raise ValueError if Accelerate takes the batches of one rank and divides them over all of them."""
@@ -102,6 +117,15 @@ class Dataset(IterableDataset[Any]):
                 "DataLoader to Accelerator.prepare(): the loader has batches of its own on every rank. In a "
                 "transformers.Trainer, return it from get_train_dataloader()."
             )
+
+
+def _epoch_of_trainer(frame: FrameType | None) -> int:
+    """Return the epoch of the training that has called this; 0 if none has."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _FIT_LOOPS:
+            return int(frame.f_locals["self"].epoch_progress.current.processed)
+        frame = frame.f_back
+    return 0
 
 
 def _refuse_to_collate(*_: Any, **__: Any) -> NoReturn:

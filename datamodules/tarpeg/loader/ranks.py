@@ -7,11 +7,12 @@ import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Literal
 
 import torch
+from torch.utils.data import get_worker_info
 
 from ..errors import ShardError, warn
 from ..progress import waiting_for
@@ -53,6 +54,7 @@ class DataRank:
         is_first: Whether this process issues the warnings that all processes would issue.
         is_everywhere: Whether all processes of ``torch.distributed`` have such a rank: False for a mesh of
             some of them, whose loaders the others do not create.
+        process: Number of the process that made it.
     """
 
     rank: int = 0
@@ -60,6 +62,7 @@ class DataRank:
     origin: Literal["processes", "mesh", "given"] = "processes"
     is_first: bool = True
     is_everywhere: bool = True
+    process: int = field(default_factory=os.getpid, compare=False)
 
     def check_processes(self) -> None:
         """Compare this rank, if it was read from ``torch.distributed``, with what that is now.
@@ -67,8 +70,17 @@ class DataRank:
         Called when an iteration begins. Warns if a launcher has started several processes that are no group.
 
         Raises:
-            ValueError: If ``torch.distributed`` was initialised after this rank was read from it.
+            ValueError: If ``torch.distributed`` was initialised after this rank was read from it, or if a
+                worker process of a ``DataLoader`` would read what the others read too.
         """
+        worker = get_worker_info()
+        is_shared = worker is not None and (worker.num_workers > 1 or self.process != os.getpid())
+        if worker is not None and is_shared and self.origin != "given":
+            raise ValueError(
+                f"num_workers={worker.num_workers} of the DataLoader must be 0: each of its processes would "
+                "read all batches of this loader, and always those of the same epoch. The loader has workers "
+                "of its own, see workers= and threads= of tarpeg.Loader"
+            )
         if self.origin != "processes":
             return
         process, processes = process_rank()

@@ -106,12 +106,16 @@ def check_data(state: Mapping[str, int | str], data: str) -> None:
     was, now = (lines[number][:_MOST_SHOWN] if number < len(lines) else "missing" for lines in (old, new))
     counts = f" ({len(old)} files then, {len(new)} now)" * (len(old) != len(new))
     same = " in another order" * (sorted(old) == sorted(new))
+    is_of_labels = was.startswith("labels ") and now.startswith("labels ")
+    found = f"file {number}, counted from 0, was {was}, and is {now} now{counts}"
+    if is_of_labels:
+        found = f"{was} then, {now} now"
+    parts = "labels" if is_of_labels else "files and their order"
     raise ResumeError(
         Message(
-            f"the checkpoint is of other data{same}: file {number}, counted from 0, was {was}, and is {now} "
-            f"now{counts}, which makes other batches. Restore the files and their order; or, to go on with "
-            "these all the same (a lossless cache of the same samples in the same order makes the same "
-            "batches), give ",
+            f"the checkpoint is of other data{same}: {found}, which makes other batches. Restore the {parts}"
+            "; or, to go on with these (a lossless cache of the same samples in the same order makes the "
+            "same batches), give ",
             Setting("ShardDataModule", "allow_other_data", True),
             " (of a tarpeg.Loader: in its config=LoaderConfig(...)).",
         )

@@ -249,8 +249,9 @@ class Stream:
                     "extension. Write each member once"
                 ) from error
             raise ShardError(
-                f"shard {public_url(opener.url)} cannot be read as a stream: {opener.reason(error)}. Check "
-                f"the address, the network, and that it is a complete tar.{_of_folder(opener.url)}"
+                f"shard {public_url(opener.url)} cannot be read as a stream: {opener.reason(error)}. "
+                "Check the address, access rights, the network, and that it is a complete tar."
+                f"{_of_folder(opener.url)}"
             ) from error
 
 
