@@ -110,7 +110,7 @@ def test_lists_and_arguments(tmp_path):
     root, _ = devkit(tmp_path, 2)
     path = root / "ImageSets" / "Main" / "train.txt"
     for text, reason in (
-        ("2008_0  1\n2008_1 -1\n", r"train\.txt, line 1 is '2008_0  1'"),
+        ("2008_0  1\n2008_1 -1\n", r"train\.txt: '2008_0  1' is the line of a list of one class"),
         ("2008_0\n2008_1\n2008_0\n", r"train\.txt has '2008_0' 2 times"),
     ):
         path.write_text(text)
@@ -127,6 +127,17 @@ def test_lists_and_arguments(tmp_path):
     path.write_text("2008_0\n2008_7\n")
     report = pack(tmp_path, root)
     assert report.samples == 1 and "2008_7.jpg: No such file" in report.left_out[0]
+
+
+@pytest.mark.parametrize("name", ["IMG 1 (copy)", "day  1"])
+def test_names_of_images_may_have_spaces(tmp_path, name):
+    root, _ = devkit(tmp_path, 2)
+    for folder, suffix in (("JPEGImages", "jpg"), ("Annotations", "xml")):
+        (root / folder / f"2008_0.{suffix}").rename(root / folder / f"{name}.{suffix}")
+    (root / "ImageSets" / "Main" / "train.txt").write_text(f"{name}\r\n 2008_1 \n\n")
+    assert (pack(tmp_path, root).samples, pack(tmp_path, root).left_out) == (2, ())
+    (root / "ImageSets" / "Main" / "train.txt").write_text(name)
+    assert pack(tmp_path, root).samples == 1
 
 
 def test_sizes_of_zero_are_not_compared(tmp_path):

@@ -182,6 +182,10 @@ def test_labels_that_are_nowhere_or_of_two_images(tmp_path):
     (tmp_path / "labels").rename(tmp_path / "annotations")
     with pytest.raises(ShardError, match=r"labels/train/0\.txt does not exist"):
         pack(tmp_path, data)
+    (tmp_path / "train.txt").write_text("data/images/train/0.jpg\n")
+    data.write_text("names: [a]\ntrain: train.txt\n")
+    with pytest.raises(ShardError, match=r"data/images/train/0\.jpg does not exist: the lines of a list"):
+        pack(tmp_path, data)
 
 
 def test_lines_with_points_are_not_taken_for_polygons(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ VOC = (
 """The classes of Pascal VOC, labels 1 to 20."""
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _FLAGS = ("difficult", "truncated", "occluded")
+_OF_ONE_CLASS = re.compile(r"\S.*\s+(-1|0|1)")
+"""A line of a list such as Main/cat_train, and of an image whose name ends so."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +141,13 @@ class Voc:
             lines = read_regular(path).decode().split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ShardError(f"split={self.split!r}: {path} cannot be read: {error}") from error
-        names = []
-        for number, line in enumerate(lines, start=1):
-            if len(line.split()) > 1:
-                raise ShardError(
-                    f"{path}, line {number} is {line!r}, not one name: lists of one class have a second "
-                    "column. Give split= a list of images, such as Main/train"
-                )
-            names += line.split()
+        names = [line.strip() for line in lines if line.strip()]
+        first = Path(self.root).expanduser() / "JPEGImages" / f"{[*names, ''][0]}.jpg"
+        if names and all(map(_OF_ONE_CLASS.fullmatch, names)) and not first.exists():
+            raise ShardError(
+                f"{path}: {names[0]!r} is the line of a list of one class, whose last column is -1, 0 or 1: "
+                f"{first} does not exist. Give split= a list of images, such as Main/train"
+            )
         (twice, times), *_ = [*Counter(names).most_common(1), ("", 0)]
         if times > 1:
             raise ShardError(f"{path} has {twice!r} {times} times")

@@ -116,6 +116,11 @@ class Yolo:
             except BrokenError as error:
                 broken.append(str(error))
         if lacking and len(lacking) == len(paths):
+            if not Path(lacking[0]).exists():  # in a list
+                raise ShardError(
+                    f"no image of {self.root} has labels, and {lacking[0]} does not exist: the lines of a "
+                    "list of images are paths from the folder of the list"
+                )
             raise ShardError(f"no image of {self.root} has labels: {_labels_of(lacking[0])} does not exist")
         notes = count("images without a file of labels, which have no objects", lacking)
         return Listing(shuffled(images, self.seed), names_with_background(names), broken, notes)
