@@ -60,11 +60,16 @@ def test_masks_are_those_of_torchvision(tmp_path):
     assert {name.partition(".")[2] for name in members(plain.shards[0])} == {"jpg", "png"}
 
 
-def test_coordinates_that_are_edges_and_own_classes(tmp_path):
+def test_coordinates_that_are_edges_and_own_classes(tmp_path, caplog):
     root, _ = devkit(tmp_path, 2)
     size = picture(1)[1]
     (root / "Annotations" / "2008_1.xml").write_text(xml(size, [("bolt", 0, 0, 10.25, 20)]))
     (root / "ImageSets" / "Main" / "train.txt").write_text("2008_1\n")
+    report = pack(tmp_path, root, one_based=False, classes=["nut", "bolt"])
+    assert "xmin" not in caplog.text
+    pack(tmp_path, root, classes=["nut", "bolt"])
+    assert "1 of 1 files of annotations have an xmin or ymin of 0" in caplog.text
+    assert "2008_1.xml: give one_based=False" in caplog.text
     report = pack(tmp_path, root, one_based=False, classes=["nut", "bolt"])
     (found,) = json.loads(members(report.shards[0])["2008_1.json"])["objects"]
     assert (found["bbox"], found["category_id"]) == ([0, 0, 10.25, 20], 2)

@@ -36,6 +36,8 @@ VOC = (
 """The classes of Pascal VOC, labels 1 to 20."""
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _FLAGS = ("difficult", "truncated", "occluded")
+_LOOKED_AT = 50
+"""Files of annotations that are read for a note on where their coordinates begin."""
 _OF_ONE_CLASS = re.compile(r"\S.*\s+(-1|0|1)")
 """A line of a list such as Main/cat_train, and of an image whose name ends so."""
 
@@ -133,6 +135,12 @@ class Voc:
                 broken.append(f"{self.place()}: {error}")
         found = {path.stem for path in Path(keys.root).iterdir()}
         notes = count(f"images that are not in {self.split}.txt", sorted(found - {*names}))
+        looked_at = [each.annotation for each in images[:_LOOKED_AT] if isinstance(each.annotation, _Xml)]
+        if self.one_based and (zeros := [each.path for each in looked_at if each.counts_from_zero()]):
+            notes.append(
+                f"{len(zeros)} of {len(looked_at)} files of annotations have an xmin or ymin of 0, such as "
+                f"{zeros[0]}: give one_based=False if their coordinates are counted from 0"
+            )
         return Listing(shuffled(images, self.seed), names_with_background(self.classes), broken, notes)
 
     def _names(self) -> list[str]:
@@ -179,6 +187,14 @@ class _Xml:
             "width": image.size[1],
             "objects": [self._object(number, each) for number, each in enumerate(root.findall("object"))],
         }
+
+    def counts_from_zero(self) -> bool:
+        """Whether a corner is at 0, which no pixel is that is counted from 1; False if it is broken."""
+        try:
+            boxes = parsed(self.path, read_file(self.path)).findall("object/bndbox")
+            return any(self._number(box, name) == 0 for box in boxes for name in _CORNERS[:2])
+        except BrokenError:
+            return False
 
     def _object(self, number: int, found: Element) -> dict[str, Any]:
         category, box = (found.findtext("name") or "").strip(), found.find("bndbox")
