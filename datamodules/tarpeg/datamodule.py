@@ -490,7 +490,7 @@ class ShardDataModule(lightning.LightningDataModule):
         """Close all loaders; of a Trainer that measures, or works within another one, its own alone."""
         for loader in self._in_use():
             loader.close()
-        if self._outer() is None and not self._measures:
+        if self._has_all:
             self._loaders.clear()
             self._previous = None
             self._resume = self._place = None
@@ -524,6 +524,11 @@ class ShardDataModule(lightning.LightningDataModule):
         """Whether a Trainer reads other splits than train: a loop over that, without a Trainer, goes on."""
         fn = getattr(getattr(self.trainer, "state", None), "fn", None)
         return fn in (TrainerFn.VALIDATING, TrainerFn.TESTING, TrainerFn.PREDICTING)
+
+    @property
+    def _has_all(self) -> bool:
+        """Whether all loaders are the present Trainer's: it neither measures nor works within another."""
+        return self._outer() is None and not self._measures
 
     def _trainer_reference(self) -> Callable[[], lightning.Trainer | None]:
         return _no_trainer if self.trainer is None else weakref.ref(self.trainer)
@@ -692,8 +697,8 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _in_use(self) -> list[Loader]:
         """Return the loaders that live; of a Trainer that measures or works within another, its own."""
-        are_all = self._outer() is None and not self._measures
-        own = (found for found, of in self._loaders if are_all or of() is self.trainer)
+        has_all = self._has_all
+        own = (found for found, of in self._loaders if has_all or of() is self.trainer)
         return [loader for found in own if (loader := found()) is not None]
 
 
