@@ -54,7 +54,8 @@ def silence() -> None:
         warnings.filterwarnings("ignore", message=text)
     if not is_first_rank():
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("default", message=".* on rank .* cannot be decoded")  # its own images
+        for text in (r"rank \d+: ", ".* on rank .* cannot be decoded"):  # its own images
+            warnings.filterwarnings("default", message=text)
         logging.disable(logging.WARNING)
 
 

@@ -72,8 +72,8 @@ class ShardDataModule(lightning.LightningDataModule):
     ``augment`` replaces the image. If the CPU trains, the decoder normalises for a ``tarpeg.Augment`` that
     does nothing else, and worker processes do any other ``tarpeg.Augment``; hooks before it then get float32.
 
-    Without Lightning use ``tarpeg.Loader``. Only rank 0 warns, but all count substituted images:
-    ``data/substituted``; in val and test a warning each.
+    Without Lightning use ``tarpeg.Loader``. Each rank warns of broken images that it reads, and
+    counts them: ``data/substituted``. Other warnings are rank 0's.
 
     Args:
         train: Split for training: shuffled, every sample once per epoch over all ranks. Or a

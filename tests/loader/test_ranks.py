@@ -18,6 +18,7 @@ from helpers import training
 from helpers.checkouts import ROOT
 from helpers.loaders import ALL
 from helpers.scripts import run_processes, run_two_ranks
+from helpers.small_tars import sample
 from tarpeg import CenterCrop, Loader, ShardDataModule, ShardError, Split, progress
 from tarpeg.loader import ranks
 from tarpeg.loader.ranks import DataRank, data_rank, rank_of_strategy
@@ -574,3 +575,49 @@ def test_every_way_of_the_pages_gives_peers_the_same_batches(photos, tmp_path):
         keys = [[key for keys, _ in part for key in keys] for part in (same[0], one, two)]
         assert sorted(keys[0]) == sorted(keys[1] + keys[2]) == ALL, f"{name}: every sample once"
     assert len(found[0]["1x4"]) == (7 if has_others else 4)
+
+
+BROKEN = """
+import json, warnings
+import torch
+from tarpeg import CenterCrop, Loader, Split
+
+split = Split({shard!r}, CenterCrop(8))
+torch.distributed.init_process_group("gloo")
+loader = Loader(split, 4, keys=True, workers=0)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    list(loader)
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+try:
+    next(iter(loader))
+    error = ""
+except ValueError as raised:
+    error = str(raised)
+whole = sum(len(images) for images, *_ in Loader(split, 4, workers=0))
+found = [[str(each.message) for each in caught], error, whole]
+open({out!r} + "/rank" + str(rank) + ".json", "w").write(json.dumps(found))
+"""
+
+
+def test_each_rank_warns_of_the_broken_images_it_reads_and_of_a_group_that_has_gone(shard_of, tmp_path):
+    names = [f"k{number:04d}" for number in range(24)]
+    broken = set(names[::5])
+    shard = shard_of(
+        *(sample(n, b"no image") if name in broken else sample(n) for n, name in enumerate(names))
+    )
+    done = run_processes(tmp_path, 2, BROKEN.format(shard=str(shard), out=str(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    warned = set()
+    for rank in range(2):
+        texts, error, whole = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        found = [
+            re.fullmatch(rf"rank {rank}: shard .*, key '?(k\d+)'?: .* takes its place.*", text)
+            for text in texts
+        ]
+        assert all(found) and len(found) < len(broken), texts
+        warned |= {each[1] for each in found}
+        assert error.startswith(f"this loader is of rank {rank} of 2, and the process group was destroyed")
+        assert whole == 24
+    assert warned == broken

@@ -133,17 +133,21 @@ def test_masks_are_those_of_the_objects_of_boxes():
     assert np.array_equal(masks, np.stack([found[0] == 1, found[0] == 2])), "3 and 4 have no pixels"
 
 
-def test_a_panoptic_picture_without_its_numbers_is_broken():
-    """Without id= every object of every image would be dropped."""
-    found, source = pictures(count=1)
-    colours = np.stack([found[0], np.full_like(found[0], 2), np.zeros_like(found[0])], axis=-1)
-    source.samples[0]["png"] = png(colours)
-    objects = [{"bbox": [0, 0, 1, 1], "category_id": 9, "id": 512 + number} for number in (1, 2, 7)]
-    source.samples[0]["json"] = json.dumps({"objects": objects}).encode()
+@pytest.mark.parametrize("shift", [0, 2, 512])
+@pytest.mark.parametrize("form", ["colours", "16 bits"])
+def test_a_picture_with_numbers_of_its_own_needs_id(form, shift):
+    """Without id= the objects of every image but the first would be dropped."""
+    numbers = [10 + shift, 11 + shift]
+    picture = np.zeros((48, 64), np.uint16)
+    picture[8:20, 8:20], picture[30:40, 30:40], picture[:4] = *numbers, 255
+    colours = np.stack([picture & 255, picture >> 8, picture * 0], axis=-1).astype(np.uint8)
+    objects = [{"bbox": [0, 0, 1, 1], "category_id": 9, "id": number} for number in numbers]
+    sample = {"png": png(colours if form == "colours" else picture)}
+    source = Scenes({0: {**sample, "json": json.dumps({"objects": objects}).encode()}}, 1, (48, 64))
     right = InstanceMap("png", objects="json:objects", id="id")
     masks = right.move(right.read(source, np.array([0]))[0], View.whole((48, 64), (48, 64)))["masks"].numpy()
-    assert np.array_equal(masks, np.stack([found[0] == number for number in (1, 2, 7)]))
-    message = "are 1 to 3 without id=, and the largest in the picture is 767. Give InstanceMap.id="
+    assert np.array_equal(masks, np.stack([picture == number for number in numbers]))
+    message = f"are 1 to 2 without id=, and others have {numbers[0]} to {numbers[1]}. Give InstanceMap.id="
     split = Split(source, Whole((48, 64)), targets=replace(right, id=None))
     with pytest.raises(tarpeg.ShardError, match=message):
         next(iter(load(None, split=split, **HERE)))

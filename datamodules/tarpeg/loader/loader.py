@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import sys
@@ -54,7 +55,7 @@ from .split import Split
 from .state import VERSION, State, check_data, checked_state, data_of
 
 # A data set in which every tenth image is broken must not flood the terminal.
-_MOST_WARNINGS = 20
+_MOST_WARNINGS = 20  # of all ranks together
 # Batches delivered and not yet claimed; Lightning fetches at most one ahead.
 _MOST_UNCLAIMED = 64
 # Delivered batches, of which none was claimed, after which a loader warns that they are not augmented.
@@ -710,23 +711,23 @@ class Loader:
         )
 
     def _warn(self, result: FetchResult) -> None:
-        """Warn about the images of a batch; only the first process warns, others count."""
-        if not self.ranks.is_first:
-            self.substituted += len(result.substituted)
-            return
-        if result.non_jpeg is not None and not self._has_warned_of_non_jpeg:
-            self._has_warned_of_non_jpeg = True
-            warn(
-                f"{result.non_jpeg}: Pillow decodes such images, several times slower than a JPEG "
-                "(further ones are not reported)"
-            )
-        for text in result.notes:
-            warn(text)
+        """Warn about the images of a batch: each process of broken ones, which no other rank has read."""
+        if self.ranks.is_first:
+            if result.non_jpeg is not None and not self._has_warned_of_non_jpeg:
+                self._has_warned_of_non_jpeg = True
+                warn(
+                    f"{result.non_jpeg}: Pillow decodes such images, several times slower than a JPEG "
+                    "(further ones are not reported)"
+                )
+            for text in result.notes:
+                warn(text)
+        where = f"rank {self.ranks.rank}: " if self.ranks.world > 1 else ""
+        most = math.ceil(_MOST_WARNINGS / self.ranks.world)
         for text in result.substituted:
             self.substituted += 1
-            if self.substituted <= _MOST_WARNINGS:
-                last = "; further ones are only counted" * (self.substituted == _MOST_WARNINGS)
-                warn(text + last)
+            if self.substituted <= most:
+                last = "; further ones are only counted" * (self.substituted == most)
+                warn(f"{where}{text}{last}")
 
 
 class _Batches:

@@ -70,8 +70,9 @@ class DataRank:
         Called when an iteration begins. Warns if a launcher has started several processes that are no group.
 
         Raises:
-            ValueError: If ``torch.distributed`` was initialised after this rank was read from it, or if a
-                worker process of a ``DataLoader`` would read what the others read too.
+            ValueError: If ``torch.distributed`` was initialised after this rank was read from it, or its
+                group was destroyed; or if a worker process of a ``DataLoader`` would read what the others
+                read too.
         """
         worker = get_worker_info()
         is_shared = worker is not None and (worker.num_workers > 1 or self.process != os.getpid())
@@ -89,6 +90,11 @@ class DataRank:
                 f"this loader is of rank {self.rank} of {self.world}, but the process is rank {process} of "
                 f"{processes}. Create the loader after torch.distributed is initialised: after "
                 "init_process_group(), or Fabric.launch()."
+            )
+        if processes == 1 < self.world:
+            raise ValueError(
+                f"this loader is of rank {self.rank} of {self.world}, and the process group was "
+                "destroyed: it would read one share of the samples. Create another loader, which reads all."
             )
         if self.world == 1:
             warn_if_alone(

@@ -254,7 +254,8 @@ class InstanceMap:
         if content is None:
             return missing(source, id, name, "Give InstanceMap(...) the extension of the picture.")
         try:
-            picture = numbers_in(pillow.open_values(content))
+            values = pillow.open_values(content)
+            picture = numbers_in(values)
             if known is None:
                 numbers, outlines = outlines_in(picture)
                 is_object = self._are_objects(numbers)
@@ -262,7 +263,8 @@ class InstanceMap:
                 labels = self._labels_of(numbers[is_object])
             else:
                 labels, outlines = known.numbers, outlines_in(picture, known.numbers)[1]
-                self._check_numbers(picture, labels, len(outlines.toggles))
+                if values.ndim == 3 or values.dtype.itemsize > 1:  # which are always read whole
+                    self._check_numbers(picture, labels, len(outlines.toggles))
         except (pillow.RefusedError, ValueError) as error:
             reason = error.reason if isinstance(error, pillow.RefusedError) else error
             return ShardError(f"{where_of(source, id)}: member {name!r}, a picture of objects: {reason}")
@@ -271,16 +273,15 @@ class InstanceMap:
         return Instances(outlines._replace(image_id=number), labels, (height, width))
 
     def _check_numbers(self, picture: npt.NDArray[Any], numbers: Int64, found: int) -> None:
-        """Refuse a picture of colours or of 16 bits with numbers of its own."""
-        if self.id is not None or found or not len(numbers):
-            return
-        largest = int(picture[~np.isin(picture, self.ignore)].max(initial=0))
-        if largest > 255:
-            raise ValueError(
-                f"none of its pixels has the number of an object of {self.objects!r}, which are 1 to "
-                f"{len(numbers)} without id=, and the largest in the picture is {largest}. Give "
-                'InstanceMap(id=...) the field that has the number, such as "id" of panoptic PNGs'
-            )
+        """Refuse a picture that shows none of the objects, which are numbered from 1, and shows others."""
+        if self.id is None and len(numbers) and not found:
+            others = picture[~np.isin(picture, self.ignore)]
+            if len(others):
+                raise ValueError(
+                    f"none of its pixels has the number of an object of {self.objects!r}, which are 1 to "
+                    f"{len(numbers)} without id=, and others have {others.min()} to {others.max()}. Give "
+                    'InstanceMap(id=...) the field that has the number, such as "id" of panoptic PNGs'
+                )
 
     def _labels_of(self, numbers: Int64) -> Int64:
         if self.divisor is None:
