@@ -195,6 +195,26 @@ def test_a_trainer_goes_on_with_the_next_epoch(photos, tmp_path, has_val, is_at_
     assert first + rest == wanted and wanted[0] != wanted[6]
 
 
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_loop_in_a_hook_does_not_follow_the_trainer(photos, is_set):
+    """Such as a probe of the features: its passes are those of a loop without a Trainer."""
+    found = []
+
+    class Probing(Recorder):
+        def on_train_epoch_end(self):
+            loader = load(photos, workers=0)
+            for epoch in range(2):
+                if is_set:
+                    loader.sampler.set_epoch(epoch)
+                found.append([key for batch in face(loader) for key in batch.key])
+
+    options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", logger=False, **options)
+    trainer.fit(Probing(), face(load(photos, workers=0)))
+    alone = load(photos, workers=0)
+    assert found == [keys_of(alone), keys_of(alone)] * 3
+
+
 class Reshaped(IterableDataset):
     """A data set of a user's own around a loader, or one that each worker process makes."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tarpeg
@@ -285,3 +287,31 @@ def test_masks_that_no_affine_moves_stay_beside_others(moved):
     expected[moved] = np.pad(masks[moved], ((0, 0), (0, 0), (2, 0)), constant_values=7)[:, :, :12]
     given = masks.copy()
     assert (warped(given, affine, 7) == expected).all() and (given == masks).all()
+
+
+@pytest.mark.parametrize("target", [Masks("png"), tarpeg.InstanceMap("png"), tarpeg.FloatMap("png")])
+@pytest.mark.parametrize("kind", ["shards", "mixture", "stream"])
+def test_a_mask_is_not_the_image_of_a_sample_without_one(shard_of, target, kind):
+    """The network would see its answer."""
+    mask = saved(Image.fromarray(np.full((16, 16), 3, np.uint8)), "PNG")
+    photo = saved(Image.new("RGB", (16, 16), (9, 99, 200)), "JPEG")
+    names = dict.fromkeys(range(8), "jpg") | {3: "jfif"}
+    shard = shard_of(
+        *([(f"k{n}.png", mask), (f"k{n}.cls", b"0"), (f"k{n}.{name}", photo)] for n, name in names.items())
+    )
+    split = Split(shard, Whole(16), targets=target, streaming=kind == "stream", shuffle=False)
+    config = tarpeg.LoaderConfig(batch_size=4, workers=0, on_error="raise")
+    if kind == "mixture":
+        mixture = tarpeg.Mixture({"a": split, "b": replace(split, shuffle=True)}, repeat={"a": 1, "b": 1})
+        loader = tarpeg.MixtureLoader(mixture, config=config)
+    else:
+        loader = tarpeg.Loader(split, config=config, training=False)
+    message = r"key 'k3' has no image, only \[.*\]: its member 'png', which targets= reads, would be"
+    with pytest.raises(ShardError, match=message):
+        list(loader)
+    left_out = tarpeg.Loader(split, config=replace(config, on_error="leave_out"), training=False)
+    assert sum(len(batch.image) for batch in left_out) == 7
+    report = tarpeg.build_cache(shard, shard.parent / "cache", masks="png", executor=0)
+    (found,) = report.quarantine
+    assert (found.key, report.samples) == ("k3", 7)
+    assert found.reason == "it has no image: its member 'png' is a mask, by masks="

@@ -213,6 +213,9 @@ def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str
     for sample in job.source.read():
         result.source_bytes += sum(tar_nbytes(len(data)) for data in sample.members.values())
         try:
+            own = image_extension(sample.members)
+            if own in job.masks and not job.images:
+                raise DecodeError(f"it has no image: its member {own!r} is a mask, by masks=")
             wanted = _wanted(job, sample)
             chosen = _images_of(job.images, sample, wanted)
             members, names = _encode(job, sample, chosen, wanted, result)

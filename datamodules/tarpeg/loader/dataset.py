@@ -20,6 +20,8 @@ _NO_WORKERS = (
 )
 
 _FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
+_BETWEEN = ("tarpeg.", "torch.", "lightning.", "pytorch_lightning.")
+"""Modules that are between a loop and the data set; not those of a user, who may read it in a hook."""
 
 
 class Dataset(IterableDataset[Any]):
@@ -99,7 +101,7 @@ class Dataset(IterableDataset[Any]):
         sampler = self.loader.sampler
         epoch, batch = sampler.place
         current = _epoch_of_trainer(sys._getframe(1))
-        if not sampler.has_state and batch == 0 and current > epoch:
+        if not (sampler.has_state or sampler.is_set) and batch == 0 and current > epoch:
             sampler.set_epoch(current)
 
     def _refuse_accelerate(self) -> None:
@@ -120,8 +122,8 @@ class Dataset(IterableDataset[Any]):
 
 
 def _epoch_of_trainer(frame: FrameType | None) -> int:
-    """Return the epoch of the training that has called this; 0 if none has."""
-    while frame is not None:
+    """Return the epoch of the training whose loop reads the batches; 0 for a loop in a hook or elsewhere."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         if frame.f_globals.get("__name__") in _FIT_LOOPS:
             return int(frame.f_locals["self"].epoch_progress.current.processed)
         frame = frame.f_back

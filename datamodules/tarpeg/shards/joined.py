@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..sampling.sampler import runs_of
 from .index import Int64
 from .mapped import Shards
-from .source import Source
+from .source import Source, image_is
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +63,10 @@ class Joined(Source):
 
     def members(self, ids: npt.ArrayLike, extension: str) -> list[bytes | None]:  # noqa: D102
         return [each for source, own in self._readers(ids) for each in source.members(own, extension)]
+
+    def image_is(self, ids: npt.ArrayLike, extension: str) -> list[bool]:
+        """Whether the image of each sample is its member of that extension, as far as its source knows."""
+        return [each for source, own in self._readers(ids) for each in image_is(source, own, extension)]
 
     def extensions(self, id: int) -> list[str]:  # noqa: D102
         ((part, own),) = self.runs([id])

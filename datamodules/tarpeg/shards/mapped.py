@@ -240,6 +240,13 @@ class Shards(Source):
         views = self._views(places, 1)
         return [next(views).tobytes() if is_there else None for is_there in found.tolist()]
 
+    def image_is(self, ids: npt.ArrayLike, extension: str) -> list[bool]:
+        """Whether the image of each sample is its member of that extension; False with several images."""
+        rows = self._checked(ids)
+        members = self._members(rows, extension)
+        found: list[bool] = (members == self._index.member_ends[rows] + self._index.image[rows]).tolist()
+        return [False] * len(found) if self._several else found
+
     def extensions(self, id: int) -> list[str]:
         """Extensions of the sample's members, lowercase, without the dot, in the tar's order."""
         (row,) = self._checked([id]).tolist()

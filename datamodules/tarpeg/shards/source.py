@@ -334,9 +334,28 @@ def where_of(source: Source, id: int) -> str:
     return f"shard {source.shard(id)}, key {source.keys([id])[0]!r}"
 
 
+def image_is(source: Source, ids: npt.ArrayLike, extension: str) -> list[bool]:
+    """Whether the image of each sample is its member of that extension; False if the source has no answer."""
+    if hasattr(source, "image_is"):  # shards and streams
+        found: list[bool] = source.image_is(ids, extension)
+        return found
+    return [False] * len(np.asarray(ids))
+
+
+def read_pictures(source: Source, ids: npt.ArrayLike, extension: str) -> list[bytes | None]:
+    """Read members that are no images but masks, maps, ...; None for samples without, or without an image."""
+    contents, are_images = source.members(ids, extension), image_is(source, ids, extension)
+    return [None if is_image else each for each, is_image in zip(contents, are_images, strict=True)]
+
+
 def missing(source: Source, id: int, extension: str, remedy: str = _LABEL) -> ShardError:
-    """Return the error for a sample without that member."""
+    """Return the error for a sample without that member, or with a picture in place of an image."""
     name, found = plain(extension), source.extensions(id)
+    if name in found:
+        return ShardError(
+            f"{where_of(source, id)} has no image, only {found}: its member {name!r}, which targets= reads, "
+            "would be its image. Write the image as KEY.jpg, or name the member: Split(image='webp')"
+        )
     why = source.why_missing(id) if hasattr(source, "why_missing") else ""  # of Shards
     return ShardError(f"{where_of(source, id)} has no member {name!r}, only {found}. {why or remedy}")
 

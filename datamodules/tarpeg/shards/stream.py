@@ -115,10 +115,11 @@ def expand_urls(source: Paths) -> tuple[str, ...]:
 class StreamedSamples(Source):
     """Samples in memory, in webdataset's form; numbered by hashes of their URLs and positions there."""
 
-    def __init__(self, samples: Sequence[dict[str, Any]]) -> None:
-        """Compute ``ids``, the numbers of the samples: int64 [B]."""
+    def __init__(self, samples: Sequence[dict[str, Any]], several: bool = False) -> None:
+        """Compute ``ids``, the numbers of the samples: int64 [B]. ``several``: see ``Shards``."""
         self.ids = np.array([_number(sample) for sample in samples], np.int64)
         self._samples = dict(zip(self.ids.tolist(), samples, strict=True))
+        self._several = several
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -132,6 +133,11 @@ class StreamedSamples(Source):
     def members(self, ids: npt.ArrayLike, extension: str) -> list[bytes | None]:
         """Return the samples' members of that extension; None for samples without."""
         return [self._samples[id].get(plain(extension)) for id in np.asarray(ids).tolist()]
+
+    def image_is(self, ids: npt.ArrayLike, extension: str) -> list[bool]:
+        """Whether the image of each sample is its member of that extension; False with ``several``."""
+        name, samples = plain(extension), [self._samples[id] for id in np.asarray(ids).tolist()]
+        return [not self._several and image_extension(sample) == name for sample in samples]
 
     def extensions(self, id: int) -> list[str]:
         """Extensions of the sample's members."""
@@ -193,7 +199,7 @@ class Stream:
             batch = list(itertools.islice(samples, size))
             if not batch or (len(batch) < size and drop_last):
                 return
-            streamed = StreamedSamples([sample for _, sample in batch])
+            streamed = StreamedSamples([sample for _, sample in batch], self.several)
             occurrence = np.array([occurrence for occurrence, _ in batch], np.int64)
             yield StreamRequest(epoch, streamed.ids, occurrence, streamed, notes[:])
             notes.clear()

@@ -15,7 +15,7 @@ from ..sampling.geometry import Bool, Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.joined import own_numbers
-from ..shards.source import Source, missing, plain, where_of
+from ..shards.source import Source, missing, plain, read_pictures, where_of
 from .annotations import FieldError, Place, as_json, read_objects, slices_of, table_of
 from .covering import Cover, bounds_of_bits, pixels_of_bits
 from .instances import InstanceMasks
@@ -182,7 +182,7 @@ class InstanceMap:
 
     def read(self, source: Source, ids: Int64) -> list[Any]:
         """Read the objects of some samples; see ``Target.read``."""
-        contents, rows = source.members(ids, plain(self.extension)), np.asarray(ids).tolist()
+        contents, rows = read_pictures(source, ids, plain(self.extension)), np.asarray(ids).tolist()
         known = self._known(source, ids)
         return [self._read(source, *each) for each in zip(rows, contents, known, strict=True)]
 
@@ -196,7 +196,7 @@ class InstanceMap:
         """Read of pictures what these views need; see ``FlatTarget.read_views``."""
         from ..ops.masks import read_masks  # here, because it loads the operators
 
-        contents, known = source.members(ids, plain(self.extension)), self._known(source, ids)
+        contents, known = read_pictures(source, ids, plain(self.extension)), self._known(source, ids)
         is_known = np.logical_and.reduce([view.is_known for view in views])
         given = {
             row: each

@@ -17,7 +17,7 @@ from ..errors import ShardError, similar
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
-from ..shards.source import Source, missing, plain, where_of
+from ..shards.source import Source, missing, plain, read_pictures, where_of
 from .lost import lose
 from .masks import MODES, places_of
 from .moved import dicts_of
@@ -120,7 +120,7 @@ class FloatMap:
 
     def read(self, source: Source, ids: Int64) -> list[Any]:
         """Read and decode maps of some samples, as the numbers in the file; see ``Target.read``."""
-        contents = source.members(ids, plain(self.extension))
+        contents = read_pictures(source, ids, plain(self.extension))
         return [self._read(source, *each) for each in zip(ids.tolist(), contents, strict=True)]
 
     def _read(self, source: Source, id: int, content: bytes | None) -> Any:

@@ -15,7 +15,7 @@ from ..errors import ShardError, similar
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
-from ..shards.source import Source, missing, plain, where_of
+from ..shards.source import Source, missing, plain, read_pictures, where_of
 from .lost import lose
 from .moved import dicts_of
 from .pictures import room_for
@@ -150,14 +150,14 @@ class Masks:
 
     def read(self, source: Source, ids: Int64) -> list[Any]:
         """Read and decode whole masks of some samples; see ``Target.read``."""
-        contents = source.members(ids, plain(self.extension))
+        contents = read_pictures(source, ids, plain(self.extension))
         return [self._whole(source, *each) for each in zip(ids.tolist(), contents, strict=True)]
 
     def read_views(self, source: Source, ids: Int64, views: Sequence[View], threads: int) -> list[Any]:
         """Read of masks what these views need; see ``FlatTarget.read_views``."""
         from ..ops.masks import read_masks  # here, because it loads the operators
 
-        contents = source.members(ids, plain(self.extension))
+        contents = read_pictures(source, ids, plain(self.extension))
         is_known = np.logical_and.reduce([view.is_known for view in views])
         given = {row: each for row, each in enumerate(contents) if each is not None and is_known[row]}
         parts: dict[int, Part] = {}
