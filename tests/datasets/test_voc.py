@@ -145,6 +145,25 @@ def test_names_of_images_may_have_spaces(tmp_path, name):
     assert pack(tmp_path, root).samples == 1
 
 
+@pytest.mark.parametrize("extension", ["png", "jpeg", "JPG", "jfif"])
+def test_images_of_other_extensions(tmp_path, extension):
+    root, _ = devkit(tmp_path, 2)
+    path = root / "JPEGImages" / "2008_0.jpg"
+    other = path.with_suffix(f".{extension}")
+    with Image.open(path) as image:
+        image.save(other, "PNG" if extension == "png" else "JPEG")
+    path.unlink()
+    report = pack(tmp_path, root, split="Segmentation/train", masks="SegmentationClass")
+    assert (report.samples, report.left_out) == (2, ())
+    found = members(report.shards[0])
+    image, mask = (
+        ("png", "seg.png") if extension == "png" else (extension.lower().replace("fif", "pg"), "png")
+    )
+    assert found[f"2008_0.{image}"] == other.read_bytes()
+    assert found[f"2008_0.{mask}"] == (root / "SegmentationClass" / "2008_0.png").read_bytes()
+    assert json.loads(found["2008_0.json"])["file_name"] == other.name
+
+
 def test_sizes_of_zero_are_not_compared(tmp_path):
     root, _ = devkit(tmp_path, 1)
     (root / "Annotations" / "2008_0.xml").write_text(xml((0, 0), VOC_BOXES[:1]))

@@ -191,3 +191,18 @@ def test_labels_that_are_nowhere_or_of_two_images(tmp_path):
 def test_lines_with_points_are_not_taken_for_polygons(tmp_path):
     with pytest.raises(ShardError, match=r"kpt_shape is \[2, 2\].*task='detect': give task='pose'"):
         pack(tmp_path, layout(tmp_path, more="kpt_shape: [2, 2]"))
+
+
+@pytest.mark.parametrize("extension", ["jfif", "mpo"])
+def test_images_of_other_extensions_are_packed_or_noted(tmp_path, caplog, extension):
+    data = layout(tmp_path)
+    (tmp_path / "labels" / "train" / "classes.txt").write_text("cat dog")
+    path = tmp_path / "images" / "train" / "0.jpg"
+    content = path.read_bytes()
+    path.rename(path.with_suffix(f".{extension}"))
+    report = pack(tmp_path, data)
+    if extension == "jfif":
+        assert members(report.shards[0])["0.jpg"] == content and "without an image" not in caplog.text
+    else:
+        assert report.samples == 2
+        assert f"labels without an image: 1, the first is {tmp_path}/labels/train/0.txt" in caplog.text

@@ -25,7 +25,7 @@ from ..files import LARGEST_IMAGE, read_regular
 from ..shards.classes import BACKGROUND
 from ..shards.folder import key_of
 from ..shards.packing import Listing, Reading
-from ..shards.pillow import BROKEN, IMAGE_EXTENSIONS, PILLOW_FORMATS
+from ..shards.pillow import BROKEN, FILE_EXTENSIONS, MEMBER_OF, PILLOW_FORMATS
 from ..shards.source import Source
 from ..shards.walk import images_below
 
@@ -89,7 +89,8 @@ class AnnotatedImage:
     def _read(self) -> Reading:
         data = read_file(self.path)
         image = _upright(self.path, data)
-        members = {Path(self.path).suffix[1:].lower(): data}
+        extension = Path(self.path).suffix[1:].lower()
+        members = {MEMBER_OF.get(extension, extension): data}
         dropped: list[str] = []
         if self.annotation is not None:
             document = self.annotation.document(image)
@@ -134,9 +135,9 @@ class Keys:
         check_name(name)
         extension = Path(name).suffix[1:].lower()
         path = os.path.join(self.root, name)  # noqa: PTH118
-        if extension not in IMAGE_EXTENSIONS:
+        if extension not in FILE_EXTENSIONS:
             raise BrokenError(
-                f"{path} has the extension {extension!r}, none of images: {', '.join(IMAGE_EXTENSIONS)}"
+                f"{path} has the extension {extension!r}, none of images: {', '.join(FILE_EXTENSIONS)}"
             )
         return AnnotatedImage(path, key_of(name, self.taken), **belonging)
 
@@ -171,7 +172,8 @@ def names_with_background(names: Iterable[str]) -> dict[str, int]:
 
 def mask_member(names: Iterable[str]) -> str:
     """Return the extension of masks beside images of these names: one that is not taken for an image."""
-    return "png" if {Path(name).suffix[1:].lower() for name in names} <= {*JPEGS} else "seg.png"
+    extensions = {Path(name).suffix[1:].lower() for name in names}
+    return "png" if {MEMBER_OF.get(each, each) for each in extensions} <= {*JPEGS} else "seg.png"
 
 
 def shuffled(images: list[AnnotatedImage], seed: int) -> list[AnnotatedImage]:

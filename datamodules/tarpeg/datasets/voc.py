@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +15,7 @@ from xml.parsers import expat
 from ..errors import ShardError, check_integer
 from ..files import read_regular
 from ..shards.packing import Listing
+from ..shards.pillow import FILE_EXTENSIONS
 from .annotated import (
     AnnotatedImage,
     BrokenError,
@@ -23,6 +24,7 @@ from .annotated import (
     check_size,
     count,
     folder_of,
+    mask_member,
     names_with_background,
     read_file,
     shuffled,
@@ -46,12 +48,12 @@ _OF_ONE_CLASS = re.compile(r"\S.*\s+(-1|0|1)")
 class Voc:
     """Images in the layout of Pascal VOC, to pack by ``make_shards``.
 
-    A sample has ``JPEGImages/NAME.jpg`` as it is, ``json`` from ``Annotations/NAME.xml``, in the form of
-    ``Scenes``, and, with ``masks``, ``png``, the file as it is: numbers of the palette are the classes, 255
-    is the border. An object has ``bbox`` [left, top, width, height], ``category``, the name,
-    ``category_id``, 1 and following in the order of ``classes``, ``iscrowd``, 0, and ``difficult``,
-    ``truncated``, ``occluded``, ``pose`` if the file has them. ``Boxes(..., iscrowd="difficult")`` marks
-    difficult objects for the evaluation.
+    A sample has the image NAME of JPEGImages as it is, ``json`` from ``Annotations/NAME.xml``, in the form of
+    ``Scenes``, and, with ``masks``, ``png``, the file as it is (``seg.png`` if there are images other than
+    JPEGs): numbers of the palette are the classes, 255 is the border. An object has ``bbox`` [left, top,
+    width, height], ``category``, the name, ``category_id``, 1 and following in the order of ``classes``,
+    ``iscrowd``, 0, and ``difficult``, ``truncated``, ``occluded``, ``pose`` if the file has them.
+    ``Boxes(..., iscrowd="difficult")`` marks difficult objects for the evaluation.
 
     VOC counts pixels from 1, and a box has its last pixel: xmin 1, xmax 10 are the first ten pixels, a box
     from 0 to 10. Boxes are of upright images. An image that is missing or has another size than in its XML,
@@ -115,26 +117,34 @@ class Voc:
         """List the images and what belongs to them; raises ShardError."""
         root = folder_of("root", self.root)
         folders = {name: folder_of(name, root / name) for name in (self.annotations, self.masks) if name}
-        names = self._names()
+        files = _files_in(folder_of("JPEGImages", root / "JPEGImages"))
+        names = self._names(files)
         labels = {name: label for label, name in enumerate(self.classes, start=1)}
-        keys, images = Keys(str(folder_of("JPEGImages", root / "JPEGImages"))), list[AnnotatedImage]()
+        keys, images = Keys(str(root / "JPEGImages")), list[AnnotatedImage]()
         broken: list[str] = []
+        member = mask_member(files[name] for name in names if name in files)
         for number, name in enumerate(names):
+            file = files.get(name, f"{name}.jpg")
             annotation: _Xml | None = None
             mask: str | None = None
             if self.annotations is not None:
                 path = str(folders[self.annotations] / f"{name}.xml")
-                annotation = _Xml(path, f"{name}.jpg", number, labels, self.one_based)
+                annotation = _Xml(path, file, number, labels, self.one_based)
             if self.masks is not None:
                 mask = str(folders[self.masks] / f"{name}.png")
             try:
                 images.append(
-                    keys.image(f"{name}.jpg", annotation=annotation, mask=mask, keep_empty=self.keep_empty)
+                    keys.image(
+                        file,
+                        annotation=annotation,
+                        mask=mask,
+                        mask_member=member,
+                        keep_empty=self.keep_empty,
+                    )
                 )
             except BrokenError as error:
                 broken.append(f"{self.place()}: {error}")
-        found = {path.stem for path in Path(keys.root).iterdir()}
-        notes = count(f"images that are not in {self.split}.txt", sorted(found - {*names}))
+        notes = count(f"images that are not in {self.split}.txt", sorted({*files} - {*names}))
         looked_at = [each.annotation for each in images[:_LOOKED_AT] if isinstance(each.annotation, _Xml)]
         if self.one_based and (zeros := [each.path for each in looked_at if each.counts_from_zero()]):
             notes.append(
@@ -143,23 +153,29 @@ class Voc:
             )
         return Listing(shuffled(images, self.seed), names_with_background(self.classes), broken, notes)
 
-    def _names(self) -> list[str]:
+    def _names(self, files: Mapping[str, str]) -> list[str]:
         path = self.place()
         try:
             lines = read_regular(path).decode().split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ShardError(f"split={self.split!r}: {path} cannot be read: {error}") from error
         names = [line.strip() for line in lines if line.strip()]
-        first = Path(self.root).expanduser() / "JPEGImages" / f"{[*names, ''][0]}.jpg"
-        if names and all(map(_OF_ONE_CLASS.fullmatch, names)) and not first.exists():
+        if names and all(map(_OF_ONE_CLASS.fullmatch, names)) and names[0] not in files:
             raise ShardError(
-                f"{path}: {names[0]!r} is the line of a list of one class, whose last column is -1, 0 or 1: "
-                f"{first} does not exist. Give split= a list of images, such as Main/train"
+                f"{path}: {names[0]!r} is the line of a list of one class, whose last column is -1, 0 or 1. "
+                "Give split= a list of images, such as Main/train"
             )
         (twice, times), *_ = [*Counter(names).most_common(1), ("", 0)]
         if times > 1:
             raise ShardError(f"{path} has {twice!r} {times} times")
         return names
+
+
+def _files_in(folder: Path) -> dict[str, str]:
+    """Return the names of the images in a folder, by those without extension; of several the JPEG."""
+    found = sorted(path.name for path in folder.iterdir() if path.suffix[1:].lower() in FILE_EXTENSIONS)
+    found.sort(key=lambda name: name.endswith(".jpg"))
+    return {Path(name).stem: name for name in found}
 
 
 @dataclass(frozen=True)

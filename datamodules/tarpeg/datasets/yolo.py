@@ -96,7 +96,8 @@ class Yolo:
         settings = self._settings()
         names = self._names(settings)
         shape = self._shape(settings)
-        paths = [path for place in self._places(settings) for path in self._images(place)]
+        places = self._places(settings)
+        paths = [path for place in places for path in self._images(place)]
         if len({*paths}) < len(paths):
             raise ShardError(f"{self.root}: the split {self.split!r} has images twice")
         folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""  # noqa: PTH120
@@ -123,6 +124,9 @@ class Yolo:
                 )
             raise ShardError(f"no image of {self.root} has labels: {_labels_of(lacking[0])} does not exist")
         notes = count("images without a file of labels, which have no objects", lacking)
+        notes += count(
+            "labels without an image", [each for each in _labels_below(places) if each not in labels]
+        )
         return Listing(shuffled(images, self.seed), names_with_background(names), broken, notes)
 
     def _settings(self) -> dict[str, Any]:
@@ -211,6 +215,13 @@ def _labels_of(path: str) -> str:
     before, between, after = path.rpartition(f"{os.sep}images{os.sep}")
     place = f"{before}{os.sep}labels{os.sep}{after}" if between else path
     return os.path.splitext(place)[0] + ".txt"  # noqa: PTH122
+
+
+def _labels_below(places: Sequence[Path]) -> list[str]:
+    """Return the paths of the files of labels of all folders of images."""
+    folders = {Path(_labels_of(os.path.abspath(place / "_"))).parent for place in places if place.is_dir()}  # noqa: PTH100
+    found = (path for folder in sorted(folders) for path in sorted(folder.rglob("*.txt")))
+    return [str(path) for path in found if path.name != "classes.txt"]  # LabelImg's
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from ..errors import ShardError
 from ..files import LARGEST_IMAGE
-from .pillow import IMAGE_EXTENSIONS
+from .pillow import FILE_EXTENSIONS
 
 REMEDY = "Repair or remove such files; tarpeg.build_cache leaves them out, and lists them."
 _LISTED = 10  # files in an error
@@ -95,7 +95,7 @@ def subdirectories(root: Path) -> list[str]:
 
 def images_below(folder: Path) -> list[str]:
     """Paths of the images in a folder and below, sorted, without hidden ones."""
-    return below(folder, IMAGE_EXTENSIONS)
+    return below(folder, FILE_EXTENSIONS)
 
 
 def below(
