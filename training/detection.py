@@ -64,7 +64,8 @@ class Detector(lightning.LightningModule):
         if highest >= self.classes:
             raise ConfigError(
                 f"label {highest} needs model.classes={highest + 1} (0 is the background) or more, and it is "
-                f"{self.classes}"
+                f"{self.classes}; for numbers with gaps, such as COCO's, give tarpeg.Boxes(labels=[...]) the "
+                "ids, in train and val"
             )
         return batch
 

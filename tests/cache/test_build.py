@@ -846,3 +846,17 @@ def test_long_names_get_shortened_keys_and_are_listed(tmp_path, cache, caplog, n
     tarpeg.make_shards(tmp_path / "shards", Folder(root), workers=0)
     assert f"{SHORTENED}: 2, the first is key" in caplog.text
     assert sorted(keys(tmp_path / "shards")) == sorted(stored)
+
+
+def test_the_bytes_of_the_source_have_the_headers_of_long_names(tmp_path):
+    """The cache has them too: a name that is not ASCII takes a header more."""
+    for name in ("u", "ü"):
+        source = tmp_path / f"{name}.tar"
+        with tarfile.open(source, "w", format=tarfile.PAX_FORMAT) as tar:
+            for key in range(5):
+                for extension, data in (("jpg", jpeg("420", 40, 40)), ("cls", b"1")):
+                    info = tarfile.TarInfo(f"{name}{key}.{extension}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+        report = build_cache(source, tmp_path / f"cache {name}", Original(), executor=0)
+        assert report.source_bytes == report.bytes - 1024, "two blocks at the end of the tar"

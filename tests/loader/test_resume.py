@@ -163,7 +163,10 @@ def test_more_ranks_leave_out_fewer_samples_than_ranks_of_the_last_batch_only(ph
         ({"seed": 9}, "seed was 0 .* and is 9"),
         ({"world": 2}, "global_batch was 4 .* and is 8"),
         ({"repeats": 2}, "order was"),
-        ({"shuffle": False}, r"order was .* \(shuffle=, subset=, weights= and repeats= of the split"),
+        (
+            {"shuffle": False},
+            r"order was .* \(training=, shuffle=, subset=, weights= and repeats= of the split",
+        ),
     ],
 )
 def test_what_would_make_other_batches_is_an_error_within_an_epoch_only(photos, settings, text):

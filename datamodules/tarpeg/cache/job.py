@@ -45,7 +45,7 @@ from ..shards.pillow import (
 from ..shards.saved import SIZES_SUFFIX
 from ..shards.sizes import sizes_file, stamp_of
 from ..shards.source import is_label, label_text
-from ..shards.tar_writer import tar_nbytes, write_tar
+from ..shards.tar_writer import BLOCK, tar_header, tar_nbytes, write_tar
 from ..shards.wds_index import index_text, parse
 from . import masks
 from .codecs import Codec, Encoded
@@ -211,7 +211,9 @@ def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str
     last = None
     seen: set[str] = set()
     for sample in job.source.read():
-        result.source_bytes += sum(tar_nbytes(len(data)) for data in sample.members.values())
+        for name, data in sample.members.items():  # headers of names that are long or not ASCII are longer
+            header = tar_header(f"{sample.key}.{name}", len(data))
+            result.source_bytes += tar_nbytes(len(data)) + len(header) - BLOCK
         try:
             own = image_extension(sample.members)
             if own in job.masks and not job.images:

@@ -21,7 +21,7 @@ from ..progress import waiting_for
 # Any, because torch.distributed may be missing.
 Mesh = Any
 
-ORDER = "shuffle=, subset=, weights= and repeats= of the split, and the buckets of its crop"
+ORDER = "training=, shuffle=, subset=, weights= and repeats= of the split, and the buckets of its crop"
 """What the checksum ``order`` of a feed is of."""
 _LOOK = 10  # batches: fewer of a pass are a look at it
 _EPOCHS = 3

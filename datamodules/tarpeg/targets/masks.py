@@ -264,7 +264,10 @@ class Masks:
             wanted = "integers" if is_coloured else "colours"
             has = "colours" if is_coloured else "one number per pixel"
             given = "no labels=" if self.labels is None else f"labels= of {wanted}"
-            raise ValueError(f"it has {has}, and Masks {given}")
+            remedy = "give it a table of them, such as labels={(0, 0, 0): 0, (1, 1, 1): 1}"
+            if not is_coloured:
+                remedy = "write all masks with three channels, or all with a number per pixel"
+            raise ValueError(f"it has {has}, and Masks {given}: {remedy}")
         if is_coloured:
             codes = values.astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
         if self._table is None:
