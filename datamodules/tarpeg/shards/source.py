@@ -351,7 +351,7 @@ def read_pictures(source: Source, ids: npt.ArrayLike, extension: str) -> list[by
 def missing(source: Source, id: int, extension: str, remedy: str = _LABEL) -> ShardError:
     """Return the error for a sample without that member, or with a picture in place of an image."""
     name, found = plain(extension), source.extensions(id)
-    if name in found:
+    if image_is(source, [id], name)[0]:
         return ShardError(
             f"{where_of(source, id)} has no image, only {found}: its member {name!r}, which targets= reads, "
             "would be its image. Write the image as KEY.jpg, or name the member: Split(image='webp')"
