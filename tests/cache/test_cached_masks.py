@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tarpeg
 from helpers.loaders import load
 from helpers.masks import chunk, filtered, png, regions
-from helpers.pictures import jpeg
+from helpers.pictures import jpeg, saved
 from helpers.small_tars import cache_home as cache_home, members, write_tar
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from tarpeg import Masks, RandomResizedCrop, Split, build_cache, verify_cache
+from tarpeg import CacheError, Masks, RandomResizedCrop, Split, build_cache, verify_cache
 from tarpeg.cache.job import BROKEN_MASK, NO_MASK
 from tarpeg.cache.masks import RUNS, banded, is_banded
 
@@ -167,3 +168,33 @@ def test_verification_finds_a_damaged_mask(source, tmp_path):
 def test_wrong_settings(source, tmp_path, masks):
     with pytest.raises(ValueError, match="masks="):
         build_cache(source, tmp_path / "c", masks=masks, executor=0)
+
+
+def test_what_a_mask_is_beside_images_of_other_kinds(tmp_path, shard_of):
+    """A member of masks= is no image, unless another one of masks= is the mask."""
+    photo, mask = Image.new("RGB", (40, 30), (9, 99, 199)), png(np.full((30, 40), 2, np.uint8))
+    kinds = {"PNG": saved(photo, "PNG"), "JPEG": saved(photo, "JPEG"), "WEBP": saved(photo, "WEBP")}
+
+    def built(names, **given):
+        content = {
+            name: mask if name in ("png", "seg.png") else kinds["WEBP" if name == "webp" else "JPEG"]
+            for name in names
+        }
+        if "jpg" not in names and "seg.png" in names:
+            content["png"] = kinds["PNG"]
+        shard = shard_of([(f"k0.{name}", data) for name, data in content.items()] + [("k0.cls", b"0")])
+        return build_cache(shard, tmp_path / f"cache {len(list(tmp_path.iterdir()))}", executor=0, **given)
+
+    assert built(["jpg", "png"], masks=["png", "seg.png"]).samples == 1
+    assert built(["png", "seg.png"], masks=["png", "seg.png"]).samples == 1, "the photograph is the PNG"
+    report = built(["rgb.jpg", "png"], masks="png", images="rgb.jpg")
+    (shard,) = Path(report.dest).glob("*.tar")
+    assert sorted(members(shard)) == ["k0.cls", "k0.png", "k0.rgb.jpg"]
+    report = built(["webp", "png"], masks="png", images="webp")
+    split = Split(report.dest, RandomResizedCrop(16), image="webp", targets=Masks("png"))
+    (batch,) = load(None, split=split, workers=0, on_error="raise")
+    assert batch.targets.unique().tolist() == [2] and batch.image.float().mean(dim=(0, 2, 3))[1] > 90
+    with pytest.raises(CacheError, match=r"clashes with the member 'png'.*rename that member"):
+        built(["webp", "png"], masks="png")
+    with pytest.raises(CacheError, match="it has no image: its member 'png' is a mask"):
+        built(["png"], masks="png")

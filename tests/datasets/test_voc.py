@@ -175,3 +175,26 @@ def test_a_mask_of_another_size_is_left_out(tmp_path):
     Image.new("L", (9, 9)).save(root / "SegmentationClass" / "2008_1.png")
     report = pack(tmp_path, root, split="Segmentation/train", masks="SegmentationClass")
     assert report.samples == 1 and "2008_1.png is 9 x 9" in report.left_out[0]
+
+
+def test_of_several_images_of_a_name_the_jpeg_is_taken(tmp_path):
+    root, _ = devkit(tmp_path, 2)
+    folder = root / "JPEGImages"
+    (folder / "2008_0.jpg").rename(folder / "2008_0.JPG")
+    Image.new("RGB", (8, 8)).save(folder / "2008_0.png")
+    assert "2008_0.jpg" in members(pack(tmp_path, root).shards[0])
+    (folder / "2008_0.JPG").unlink()
+    Image.new("RGB", (8, 8)).save(folder / "2008_0.webp")
+    with pytest.raises(ShardError, match=r"has 2008_0\.png and 2008_0\.webp, for one name"):
+        pack(tmp_path, root)
+
+
+def test_lists_with_folders_and_extensions(tmp_path):
+    root, _ = devkit(tmp_path, 2)
+    for folder, suffix, new in (("JPEGImages", "jpg", "jpeg"), ("Annotations", "xml", "xml")):
+        (root / folder / "a").mkdir()
+        (root / folder / f"2008_0.{suffix}").rename(root / folder / "a" / f"2008_0.{new}")
+    (root / "ImageSets" / "Main" / "train.txt").write_text("a/2008_0\n2008_1.jpg\n")
+    report = pack(tmp_path, root)
+    assert (report.samples, report.left_out) == (2, ())
+    assert {"a/2008_0.jpeg", "2008_1.jpg"} <= {*members(report.shards[0])}

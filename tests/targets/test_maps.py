@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tarpeg import (
     View,
     Whole,
 )
+from tarpeg.targets.maps import _HEADER, _array_of
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
 
@@ -240,3 +242,41 @@ def test_an_image_that_is_resized_before_it_is_cropped_is_refused():
     split = Split("shards", CenterCrop(32, shorter=40), fidelity="exact", targets=FloatMap("png"))
     with pytest.raises(ValueError, match="give fidelity='fast'"):
         tarpeg.loader.checks.check_split("train", split, None, training=True)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f2", "|u1", "<i8"])
+@pytest.mark.parametrize("shape", [(4, 6), (4, 6, 1), (24,)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_headers_of_npy_are_read_as_numpy_reads_them(dtype, shape, order):
+    file = io.BytesIO()
+    np.save(file, np.asarray(np.arange(24).reshape(shape), dtype, order=order))
+    assert _HEADER.match(file.getvalue())
+    found = _array_of(file.getvalue())
+    file.seek(0)
+    wanted = np.load(file)
+    assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
+    other = file.getvalue().replace(b"'fortran_order'", b" 'fortran_order'").replace(b"}  ", b"} ")
+    assert not _HEADER.match(other) and np.array_equal(_array_of(other), wanted)
+
+
+def test_maps_are_read_in_threads_at_other_depths_of_the_stack():
+    """Python 3.11 cannot parse in several threads, which numpy does for each header."""
+    file = io.BytesIO()
+    np.save(file, np.zeros((4, 6), np.float32))
+    content, errors = file.getvalue(), []
+
+    def read(depth):
+        if depth:
+            return read(depth - 1)
+        try:
+            for _ in range(2000):
+                _array_of(content)
+        except SystemError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read, args=(5 * number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors

@@ -306,7 +306,7 @@ def test_a_mask_is_not_the_image_of_a_sample_without_one(shard_of, target, kind)
         loader = tarpeg.MixtureLoader(mixture, config=config)
     else:
         loader = tarpeg.Loader(split, config=config, training=False)
-    message = r"key 'k3' has no image, only \[.*\]: its member 'png', which targets= reads, would be"
+    message = r"key 'k3': member 'png', which targets= reads, is the image of this sample.*Write the image as"
     with pytest.raises(ShardError, match=message):
         list(loader)
     left_out = tarpeg.Loader(split, config=replace(config, on_error="leave_out"), training=False)
@@ -315,3 +315,24 @@ def test_a_mask_is_not_the_image_of_a_sample_without_one(shard_of, target, kind)
     (found,) = report.quarantine
     assert (found.key, report.samples) == ("k3", 7)
     assert found.reason == "it has no image: its member 'png' is a mask, by masks="
+
+
+@pytest.mark.parametrize(
+    ("names", "remedy", "works"),
+    [
+        (("png", "seg.png"), r"Give targets= the extension 'seg\.png'", {"targets": Masks("seg.png")}),
+        (("png", "tif"), r"Give Split\(image='tif'\)", {"image": "tif"}),
+        (("png",), r"Split\(image='png'\) if one picture is both", {"image": "png"}),
+    ],
+)
+def test_what_helps_if_a_picture_is_taken_for_the_image(shard_of, names, remedy, works):
+    content = {
+        "png": saved(Image.new("L", (16, 16), 3), "PNG"),
+        "tif": saved(Image.new("RGB", (16, 16)), "TIFF"),
+    }
+    shard = shard_of([(f"k0.{name}", content[name[-3:]]) for name in names] + [("k0.cls", b"0")])
+    split = Split(shard, Whole(16), targets=Masks("png"))
+    with pytest.raises(ShardError, match=remedy):
+        next(iter(load(None, split=split, on_error="raise", **HERE)))
+    batch = next(iter(load(None, split=replace(split, **works), on_error="raise", **HERE)))
+    assert batch.targets.unique().tolist() == [3]

@@ -215,11 +215,8 @@ def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str
             header = tar_header(f"{sample.key}.{name}", len(data))
             result.source_bytes += tar_nbytes(len(data)) + len(header) - BLOCK
         try:
-            own = image_extension(sample.members)
-            if own in job.masks and not job.images:
-                raise DecodeError(f"it has no image: its member {own!r} is a mask, by masks=")
             wanted = _wanted(job, sample)
-            chosen = _images_of(job.images, sample, wanted)
+            chosen = _images_of(job, sample, wanted)
             members, names = _encode(job, sample, chosen, wanted, result)
             _check_readers(job.images, wanted, names, members)
             _write_bands(job.masks, sample, chosen, members, result)
@@ -301,12 +298,18 @@ def _wanted(job: ShardJob, sample: Sample) -> dict[str, str | None]:
     }
 
 
-def _images_of(images: str | tuple[str, ...], sample: Sample, wanted: Mapping[str, str | None]) -> list[str]:
+def _images_of(job: ShardJob, sample: Sample, wanted: Mapping[str, str | None]) -> list[str]:
     """Return the extensions of a sample's images: of its own, and of those that were asked for."""
-    members = sample.members
-    image = image_extension(members)
+    members, images = sample.members, job.images
+    asked_for = [name for name in wanted.values() if name is not None]
+    image = image_extension([name for name in members if name not in job.masks or name in asked_for])
+    own = image_extension(members)
+    if own in job.masks and image is None and not asked_for:
+        if len({*members} & {*job.masks}) == 1:  # otherwise the mask is another one of them
+            raise DecodeError(f"it has no image: its member {own!r} is a mask, by masks=")
+        image = own
     found = [] if image is None else [image]
-    found += [name for name in wanted.values() if name is not None]
+    found += asked_for
     if not found:
         asked = f", and none that images={images!r} means" if images else ""
         raise DecodeError(f"{NO_IMAGE_AMONG} {list(members)}{asked}")
@@ -369,7 +372,7 @@ def _encode(
         if pattern is None or image not in wanted or pattern(name):
             names[image] = name
         encoded[image] = found
-    own = image_extension(sample.members)
+    own = image_extension(images)
     if own is not None and image_extension(names.values()) != names[own] and encoded[own].extension != PACKED:
         names[own] = own
     members = {names[name]: content for name, content in sample.members.items()}
@@ -377,7 +380,7 @@ def _encode(
     clashes = [(names[each], names[each]) for each in images if taken.count(names[each]) > 1]
     if own is None:
         clashes += [(names[each], names[each]) for each in images if names[each] == image_extension(members)]
-    elif image_extension(members) != names[own]:
+    elif own not in wanted.values() and image_extension(members) != names[own]:
         clashes.append((names[own], str(image_extension(members))))
     clashes += _mixed_up(images, names)
     if clashes:

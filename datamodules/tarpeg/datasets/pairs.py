@@ -65,7 +65,10 @@ class MaskFolder:
         """List the images and their masks; raises ShardError."""
         root, masks = folder_of("images", self.images), folder_of("masks", self.masks)
         names = [os.path.relpath(path, root) for path in images_below(root)]
-        if root.samefile(masks) and self.suffix:  # masks are no images
+        below = os.path.relpath(masks, root)
+        if below != "." and not below.startswith(".."):  # masks are no images
+            names = [name for name in names if not name.startswith(f"{below}{os.sep}")]
+        if root.samefile(masks) and self.suffix:
             names = [name for name in names if not Path(name).stem.endswith(self.suffix)]
         found = {name: self._mask(name) for name in names}
         twice = [mask for mask, times in Counter(found.values()).most_common(1) if times > 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from xml.parsers import expat
 from ..errors import ShardError, check_integer
 from ..files import read_regular
 from ..shards.packing import Listing
-from ..shards.pillow import FILE_EXTENSIONS
+from ..shards.walk import images_below
 from .annotated import (
     AnnotatedImage,
     BrokenError,
@@ -159,7 +160,8 @@ class Voc:
             lines = read_regular(path).decode().split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ShardError(f"split={self.split!r}: {path} cannot be read: {error}") from error
-        names = [line.strip() for line in lines if line.strip()]
+        stems = {file: stem for stem, file in files.items()}
+        names = [stems.get(line.strip(), line.strip()) for line in lines if line.strip()]
         if names and all(map(_OF_ONE_CLASS.fullmatch, names)) and names[0] not in files:
             raise ShardError(
                 f"{path}: {names[0]!r} is the line of a list of one class, whose last column is -1, 0 or 1. "
@@ -172,10 +174,19 @@ class Voc:
 
 
 def _files_in(folder: Path) -> dict[str, str]:
-    """Return the names of the images in a folder, by those without extension; of several the JPEG."""
-    found = sorted(path.name for path in folder.iterdir() if path.suffix[1:].lower() in FILE_EXTENSIONS)
-    found.sort(key=lambda name: name.endswith(".jpg"))
-    return {Path(name).stem: name for name in found}
+    """Return the images in a folder and below, by their names without extension; of several the JPEG."""
+    found: dict[str, list[str]] = {}
+    for name in (os.path.relpath(path, folder) for path in images_below(folder)):
+        found.setdefault(os.path.splitext(name)[0], []).append(name)  # noqa: PTH122
+    files = {}
+    for stem, names in found.items():
+        jpegs = [name for name in names if mask_member([name]) == "png"]
+        if len(names) > 1 and len(jpegs) != 1:
+            raise ShardError(
+                f"{folder} has {' and '.join(names)}, for one name in the lists: keep one of them"
+            )
+        (files[stem],) = names if len(names) == 1 else jpegs
+    return files
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ _NO_WORKERS = (
     "must be 0: the loader has its own, see workers= and threads= of tarpeg.Loader or ShardDataModule"
 )
 
-_FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
-_BETWEEN = ("tarpeg.", "torch.", "lightning.", "pytorch_lightning.")
-"""Modules that are between a loop and the data set; not those of a user, who may read it in a hook."""
+_LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")
+_FIT_LOOPS = tuple(f"{package}loops.fit_loop" for package in _LIGHTNING)
+_HOOKS = tuple(f"{package}trainer.call" for package in _LIGHTNING)
 
 
 class Dataset(IterableDataset[Any]):
@@ -123,8 +123,8 @@ class Dataset(IterableDataset[Any]):
 
 def _epoch_of_trainer(frame: FrameType | None) -> int:
     """Return the epoch of the training whose loop reads the batches; 0 for a loop in a hook or elsewhere."""
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
-        if frame.f_globals.get("__name__") in _FIT_LOOPS:
+    while frame is not None and (name := frame.f_globals.get("__name__", "")) not in _HOOKS:
+        if name in _FIT_LOOPS:
             return int(frame.f_locals["self"].epoch_progress.current.processed)
         frame = frame.f_back
     return 0

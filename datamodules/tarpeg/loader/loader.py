@@ -711,7 +711,7 @@ class Loader:
         )
 
     def _warn(self, result: FetchResult) -> None:
-        """Warn about the images of a batch: each process of broken ones, which no other rank has read."""
+        """Warn about the images of a batch: each rank of broken ones, which no other rank has read."""
         if self.ranks.is_first:
             if result.non_jpeg is not None and not self._has_warned_of_non_jpeg:
                 self._has_warned_of_non_jpeg = True
@@ -722,7 +722,8 @@ class Loader:
             for text in result.notes:
                 warn(text)
         where = f"rank {self.ranks.rank}: " if self.ranks.world > 1 else ""
-        most = math.ceil(_MOST_WARNINGS / self.ranks.world)
+        is_peer = self._positions is not None and not self._positions.is_first
+        most = 0 if is_peer else math.ceil(_MOST_WARNINGS / self.ranks.world)
         for text in result.substituted:
             self.substituted += 1
             if self.substituted <= most:

@@ -75,26 +75,29 @@ class DataRank:
                 read too.
         """
         worker = get_worker_info()
-        is_shared = worker is not None and (worker.num_workers > 1 or self.process != os.getpid())
-        if worker is not None and is_shared and self.origin != "given":
+        is_elsewhere = self.process != os.getpid()
+        if worker is not None and (is_elsewhere or (worker.num_workers > 1 and self.origin != "given")):
             raise ValueError(
                 f"num_workers={worker.num_workers} of the DataLoader must be 0: each of its processes would "
                 "read all batches of this loader, and always those of the same epoch. The loader has workers "
-                "of its own, see workers= and threads= of tarpeg.Loader"
+                "of its own, see workers= and threads= of tarpeg.Loader. One that a worker process makes "
+                "needs rank= and world=: 0 and 1 for all of its samples"
             )
-        if self.origin != "processes":
+        if self.origin == "given":
             return
         process, processes = process_rank()
+        if processes == 1 < self.world:
+            raise ValueError(
+                f"this loader is of rank {self.rank} of {self.world}, and the process group was "
+                "destroyed: it would read one share of the samples. Create another loader, which reads all."
+            )
+        if self.origin == "mesh":
+            return
         if processes > 1 and (process, processes) != (self.rank, self.world):
             raise ValueError(
                 f"this loader is of rank {self.rank} of {self.world}, but the process is rank {process} of "
                 f"{processes}. Create the loader after torch.distributed is initialised: after "
                 "init_process_group(), or Fabric.launch()."
-            )
-        if processes == 1 < self.world:
-            raise ValueError(
-                f"this loader is of rank {self.rank} of {self.world}, and the process group was "
-                "destroyed: it would read one share of the samples. Create another loader, which reads all."
             )
         if self.world == 1:
             warn_if_alone(
@@ -154,7 +157,8 @@ class DataRank:
                     f"the {name} split is {here} on rank 0 but {there} on rank {other}. "
                     f"Give every rank the same {_causes(names)}."
                 )
-        return Positions(name, process, processes, f"tarpeg/{found[0][3]}")
+        is_first = ranks.index(self.rank) == process
+        return Positions(name, process, processes, f"tarpeg/{found[0][3]}", is_first)
 
 
 def _causes(facts: Sequence[str]) -> str:
@@ -188,9 +192,11 @@ class Positions:
         process: Number of this process.
         processes: Number of all.
         key: Of the loader in the store, equal on all processes.
+        is_first: Whether this process is the first of its rank, which warns of what its peers see too.
     """
 
-    def __init__(self, name: str, process: int, processes: int, key: str) -> None:
+    def __init__(self, name: str, process: int, processes: int, key: str, is_first: bool = True) -> None:
+        self.is_first = is_first
         self._name, self._process, self._processes, self._key = name, process, processes, key
         self._epochs = set[int]()  # that this process has begun
         self._pass = (-1, 0)  # the epoch that was set last, and how many were begun since

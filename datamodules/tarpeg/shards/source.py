@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ShardError
-from .pillow import IMAGE_EXTENSIONS, header_sizes, image_extension
+from .pillow import IMAGE_EXTENSIONS, header_sizes, image_extension, is_image_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -353,11 +353,22 @@ def missing(source: Source, id: int, extension: str, remedy: str = _LABEL) -> Sh
     name, found = plain(extension), source.extensions(id)
     if image_is(source, [id], name)[0]:
         return ShardError(
-            f"{where_of(source, id)} has no image, only {found}: its member {name!r}, which targets= reads, "
-            "would be its image. Write the image as KEY.jpg, or name the member: Split(image='webp')"
+            f"{where_of(source, id)}: member {name!r}, which targets= reads, is the image of this sample, "
+            f"which has {found}. {_remedy(name, found)}"
         )
     why = source.why_missing(id) if hasattr(source, "why_missing") else ""  # of Shards
     return ShardError(f"{where_of(source, id)} has no member {name!r}, only {found}. {why or remedy}")
+
+
+def _remedy(name: str, found: Sequence[str]) -> str:
+    """Return what helps if the image of a sample with these members is a picture that targets read."""
+    others = [each for each in found if each != name and is_image_name(each)]
+    both = f"Split(image={name!r}) if one picture is both"
+    if not others:
+        return f"Write the image as KEY.jpg; {both}"
+    if "." in others[0]:
+        return f"Give targets= the extension {others[0]!r} if that is the picture; {both}"
+    return f"Give Split(image={others[0]!r}) if that is the image; {both}"
 
 
 def plain(extension: str) -> str:
