@@ -27,6 +27,7 @@ def fill(place, names, image_suffix="", suffix="", folder="masks"):
     [
         ({}, "masks"),
         ({"suffix": "_mask"}, "images"),
+        ({}, "images/masks"),
         ({"image_suffix": "_leftImg8bit", "suffix": "_labelIds"}, "masks"),
     ],
 )

@@ -176,9 +176,32 @@ class Recorder(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
+class Renaming(IterableDataset):
+    """What a user writes around a data set for fields of other names."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        yield from self.batches
+
+
+def stateful(loader):
+    return wrapped("torchdata", loader)
+
+
+def renamed(loader):
+    return DataLoader(Renaming(Dataset(loader)), batch_size=None)
+
+
 @pytest.mark.parametrize("is_at_the_end", [None, True, False])
-@pytest.mark.parametrize("has_val", [False, True])
-def test_a_trainer_goes_on_with_the_next_epoch(photos, tmp_path, has_val, is_at_the_end):
+@pytest.mark.parametrize(
+    ("face", "has_val"), [(face, False), (face, True), (renamed, False), (stateful, False)]
+)
+def test_a_trainer_goes_on_with_the_next_epoch(photos, tmp_path, face, has_val, is_at_the_end):
     """Lightning sets the epoch of no sampler of a DataLoader around an IterableDataset."""
 
     def fit(epochs, **resume):

@@ -621,3 +621,39 @@ def test_each_rank_warns_of_the_broken_images_it_reads_and_of_a_group_that_has_g
         assert error.startswith(f"this loader is of rank {rank} of 2, and the process group was destroyed")
         assert whole == 24
     assert warned == broken
+
+
+PEERS = """
+import json, warnings
+import torch
+from tarpeg import CenterCrop, Loader, Split
+
+split = Split({shard!r}, CenterCrop(8))
+torch.distributed.init_process_group("gloo")
+mesh = torch.distributed.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+other = torch.distributed.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+found = []
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    list(Loader(split, 4, workers=0, mesh=(mesh, "dp")))
+loader = Loader(split, 4, workers=0, mesh=(other, "dp"))
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+try:
+    next(iter(loader))
+    error = ""
+except ValueError as raised:
+    error = str(raised)
+found = [[str(each.message) for each in caught], error]
+open({out!r} + "/rank" + str(rank) + ".json", "w").write(json.dumps(found))
+"""
+
+
+def test_peers_warn_once_and_the_loader_of_a_mesh_that_has_gone_is_refused(shard_of, tmp_path):
+    shard = shard_of(*(sample(number, b"no image" if number % 6 == 0 else None) for number in range(24)))
+    done = run_processes(tmp_path, 2, PEERS.format(shard=str(shard), out=str(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    counts = [sum("takes its place" in text for text in texts) for texts, _ in found]
+    assert counts == [4, 0]
+    assert all("and the process group was destroyed" in error for _, error in found)
