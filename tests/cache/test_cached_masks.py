@@ -198,3 +198,18 @@ def test_what_a_mask_is_beside_images_of_other_kinds(tmp_path, shard_of):
         built(["webp", "png"], masks="png")
     with pytest.raises(CacheError, match="it has no image: its member 'png' is a mask"):
         built(["png"], masks="png")
+
+
+@pytest.mark.parametrize("target", [Masks("png"), tarpeg.InstanceMap("png"), tarpeg.FloatMap("png")])
+def test_a_picture_that_a_cache_has_taken_for_the_image_is_broken(tmp_path, shard_of, target):
+    """Without masks= the PNG is the image of the cache, in colours: 255, the border, would be 16777215."""
+    photo = saved(Image.new("RGB", (40, 30), (9, 99, 199)), "TIFF")
+    shard = shard_of([("k0.tif", photo), ("k0.png", png(np.full((30, 40), 255, np.uint8))), ("k0.cls", b"0")])
+    crop = RandomResizedCrop(16)
+    load(None, split=Split(shard, crop, image="tif", targets=target), workers=0, on_error="raise").close()
+    report = build_cache(shard, tmp_path / "cache", executor=0)
+    split = Split(report.dest, crop, image="tif", targets=target)
+    with pytest.raises(
+        tarpeg.ShardError, match=r"PPM of colours, which a cache makes.*masks='png', and with im"
+    ):
+        next(iter(load(None, split=split, workers=0, on_error="raise")))

@@ -20,7 +20,7 @@ from .annotations import FieldError, Place, as_json, read_objects, slices_of, ta
 from .covering import Cover, bounds_of_bits, pixels_of_bits
 from .instances import InstanceMasks
 from .lost import lost_pixels
-from .masks import Key, Values, keys_of, warped
+from .masks import Key, Values, keys_of, values_in, warped
 from .moved import dicts_of
 from .outlines import Outlines, chosen_outlines, numbers_in, outline_bounds, outlines_in
 from .protocols import IMAGE_FIELDS, Fields
@@ -254,7 +254,7 @@ class InstanceMap:
         if content is None:
             return missing(source, id, name, "Give InstanceMap(...) the extension of the picture.")
         try:
-            values = pillow.open_values(content)
+            values = values_in(name, content)
             picture = numbers_in(values)
             if known is None:
                 numbers, outlines = outlines_in(picture)

@@ -20,7 +20,7 @@ from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.source import Source, missing, plain, read_pictures, where_of
 from .lost import lose
-from .masks import MODES, places_of
+from .masks import MODES, places_of, values_in
 from .moved import dicts_of
 from .protocols import Fields
 
@@ -129,7 +129,7 @@ class FloatMap:
         if content is None:
             return missing(source, id, name, "Give FloatMap(...) the extension of the map.")
         try:
-            values = _array_of(content) if name.endswith("npy") else pillow.open_values(content)
+            values = _array_of(content) if name.endswith("npy") else values_in(name, content)
             if values.ndim != 2 or not values.size:
                 raise ValueError(f"it is {_shown(values.shape)}, not one number per pixel")
         except (pillow.RefusedError, ValueError) as error:

@@ -39,6 +39,16 @@ class Part(NamedTuple):
     pictures: dict[Key, tuple[Values, int]]
 
 
+def values_in(name: str, content: bytes) -> npt.NDArray[Any]:
+    """Decode a picture of that extension; raises ValueError for one that a cache has taken for an image."""
+    if content.startswith(b"P6") and not name.endswith(("ppm", "pnm")):
+        raise ValueError(
+            "it is a PPM of colours, which a cache makes of the image of a sample. Build the cache with "
+            f"masks={name!r}, and with images= if they are neither JPEG nor PNG"
+        )
+    return pillow.open_values(content)
+
+
 @dataclass(frozen=True)
 class Masks:
     """Semantic masks, a class per pixel, moved with their image, for ``Split(targets=...)``.
@@ -193,7 +203,7 @@ class Masks:
         if content is None:
             return missing(source, id, name, "Give Masks(...) the extension of the mask.")
         try:
-            return self._classes(pillow.open_values(content))
+            return self._classes(values_in(name, content))
         except (pillow.RefusedError, ValueError) as error:
             reason = error.reason if isinstance(error, pillow.RefusedError) else error
             return ShardError(f"{where_of(source, id)}: member {name!r}, a mask: {reason}")
