@@ -577,6 +577,15 @@ def test_every_way_of_the_pages_gives_peers_the_same_batches(photos, tmp_path):
     assert len(found[0]["1x4"]) == (7 if has_others else 4)
 
 
+GONE = """torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+try:
+    next(iter(loader))
+    error = ""
+except ValueError as raised:
+    error = str(raised)
+"""
+
 BROKEN = """
 import json, warnings
 import torch
@@ -588,14 +597,7 @@ loader = Loader(split, 4, keys=True, workers=0)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     list(loader)
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-try:
-    next(iter(loader))
-    error = ""
-except ValueError as raised:
-    error = str(raised)
-whole = sum(len(images) for images, *_ in Loader(split, 4, workers=0))
+{gone}whole = sum(len(images) for images, *_ in Loader(split, 4, workers=0))
 found = [[str(each.message) for each in caught], error, whole]
 open({out!r} + "/rank" + str(rank) + ".json", "w").write(json.dumps(found))
 """
@@ -607,7 +609,7 @@ def test_each_rank_warns_of_the_broken_images_it_reads_and_of_a_group_that_has_g
     shard = shard_of(
         *(sample(n, b"no image") if name in broken else sample(n) for n, name in enumerate(names))
     )
-    done = run_processes(tmp_path, 2, BROKEN.format(shard=str(shard), out=str(tmp_path)))
+    done = run_processes(tmp_path, 2, BROKEN.format(shard=str(shard), out=str(tmp_path), gone=GONE))
     assert done.returncode == 0, done.stderr
     warned = set()
     for rank in range(2):
@@ -637,21 +639,14 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     list(Loader(split, 4, workers=0, mesh=(mesh, "dp")))
 loader = Loader(split, 4, workers=0, mesh=(other, "dp"))
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-try:
-    next(iter(loader))
-    error = ""
-except ValueError as raised:
-    error = str(raised)
-found = [[str(each.message) for each in caught], error]
+{gone}found = [[str(each.message) for each in caught], error]
 open({out!r} + "/rank" + str(rank) + ".json", "w").write(json.dumps(found))
 """
 
 
 def test_peers_warn_once_and_the_loader_of_a_mesh_that_has_gone_is_refused(shard_of, tmp_path):
     shard = shard_of(*(sample(number, b"no image" if number % 6 == 0 else None) for number in range(24)))
-    done = run_processes(tmp_path, 2, PEERS.format(shard=str(shard), out=str(tmp_path)))
+    done = run_processes(tmp_path, 2, PEERS.format(shard=str(shard), out=str(tmp_path), gone=GONE))
     assert done.returncode == 0, done.stderr
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     counts = [sum("takes its place" in text for text in texts) for texts, _ in found]
