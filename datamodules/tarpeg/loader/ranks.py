@@ -54,7 +54,8 @@ class DataRank:
         is_first: Whether this process issues the warnings that all processes would issue.
         is_everywhere: Whether all processes of ``torch.distributed`` have such a rank: False for a mesh of
             some of them, whose loaders the others do not create.
-        process: Number of the process that made it.
+        process: Number of the process that made it, of the operating system.
+        processes: Processes of ``torch.distributed`` at that time.
     """
 
     rank: int = 0
@@ -63,6 +64,7 @@ class DataRank:
     is_first: bool = True
     is_everywhere: bool = True
     process: int = field(default_factory=os.getpid, compare=False)
+    processes: int = field(default_factory=lambda: process_rank()[1], compare=False)
 
     def check_processes(self) -> None:
         """Compare this rank, if it was read from ``torch.distributed``, with what that is now.
@@ -86,7 +88,7 @@ class DataRank:
         if self.origin == "given":
             return
         process, processes = process_rank()
-        if processes == 1 < self.world:
+        if self.world > 1 and processes == 1 < self.processes:
             raise ValueError(
                 f"this loader is of rank {self.rank} of {self.world}, and the process group was "
                 "destroyed: it would read one share of the samples. Create another loader, which reads all."
