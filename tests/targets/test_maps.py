@@ -259,6 +259,13 @@ def test_headers_of_npy_are_read_as_numpy_reads_them(dtype, shape, order):
     assert not _HEADER.match(other) and np.array_equal(_array_of(other), wanted)
 
 
+def test_a_header_with_a_type_that_numpy_has_not_is_broken():
+    file = io.BytesIO()
+    np.save(file, np.zeros((4, 6), np.float32))
+    with pytest.raises(ValueError, match="descr"):
+        _array_of(file.getvalue().replace(b"'<f4'", b"'<f1'"))
+
+
 def test_maps_are_read_in_threads_at_other_depths_of_the_stack():
     """Python 3.11 cannot parse in several threads, which numpy does for each header."""
     file = io.BytesIO()

@@ -213,8 +213,8 @@ class FloatMap:
 
 
 _HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<type>[<>|][fiu][1248])', 'fortran_order': (?P<order>True|False), "
-    rb"'shape': \((?P<shape>\d{1,9},|\d{1,9}(, \d{1,9})+)\), \} *\n",
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<type>[<>|](f[248]|[iu][1248]))', "
+    rb"'fortran_order': (?P<order>True|False), 'shape': \((?P<shape>\d{1,9},|\d{1,9}(, \d{1,9})+)\), \} *\n",
     re.DOTALL,
 )
 """The header of a .npy file as numpy writes it, of plain numbers."""
