@@ -25,7 +25,7 @@ from ..files import LARGEST_IMAGE, read_regular
 from ..shards.classes import BACKGROUND
 from ..shards.folder import key_of
 from ..shards.packing import Listing, Reading
-from ..shards.pillow import BROKEN, FILE_EXTENSIONS, MEMBER_OF, PILLOW_FORMATS
+from ..shards.pillow import BROKEN, FILE_EXTENSIONS, PILLOW_FORMATS, member_extension
 from ..shards.source import Source
 from ..shards.walk import images_below
 
@@ -89,8 +89,7 @@ class AnnotatedImage:
     def _read(self) -> Reading:
         data = read_file(self.path)
         image = _upright(self.path, data)
-        extension = Path(self.path).suffix[1:].lower()
-        members = {MEMBER_OF.get(extension, extension): data}
+        members = {member_extension(self.path): data}
         dropped: list[str] = []
         if self.annotation is not None:
             document = self.annotation.document(image)
@@ -172,8 +171,7 @@ def names_with_background(names: Iterable[str]) -> dict[str, int]:
 
 def mask_member(names: Iterable[str]) -> str:
     """Return the extension of masks beside images of these names: one that is not taken for an image."""
-    extensions = {Path(name).suffix[1:].lower() for name in names}
-    return "png" if {MEMBER_OF.get(each, each) for each in extensions} <= {*JPEGS} else "seg.png"
+    return "png" if {*map(member_extension, names)} <= {*JPEGS} else "seg.png"
 
 
 def shuffled(images: list[AnnotatedImage], seed: int) -> list[AnnotatedImage]:

@@ -16,8 +16,10 @@ from xml.parsers import expat
 from ..errors import ShardError, check_integer
 from ..files import read_regular
 from ..shards.packing import Listing
+from ..shards.pillow import member_extension
 from ..shards.walk import images_below
 from .annotated import (
+    JPEGS,
     AnnotatedImage,
     BrokenError,
     Keys,
@@ -180,7 +182,7 @@ def _files_in(folder: Path) -> dict[str, str]:
         found.setdefault(os.path.splitext(name)[0], []).append(name)  # noqa: PTH122
     files = {}
     for stem, names in found.items():
-        jpegs = [name for name in names if mask_member([name]) == "png"]
+        jpegs = [name for name in names if member_extension(name) in JPEGS]
         if len(names) > 1 and len(jpegs) != 1:
             raise ShardError(
                 f"{folder} has {' and '.join(names)}, for one name in the lists: keep one of them"

@@ -106,11 +106,11 @@ def check_data(state: Mapping[str, int | str], data: str) -> None:
     was, now = (lines[number][:_MOST_SHOWN] if number < len(lines) else "missing" for lines in (old, new))
     counts = f" ({len(old)} files then, {len(new)} now)" * (len(old) != len(new))
     same = " in another order" * (sorted(old) == sorted(new))
-    is_of_labels = was.startswith("labels ") and now.startswith("labels ")
-    found = f"file {number}, counted from 0, was {was}, and is {now} now{counts}"
-    if is_of_labels:
-        found = f"{was} then, {now} now"
-    parts = "labels" if is_of_labels else "files and their order"
+    if was.startswith("labels ") and now.startswith("labels "):
+        found, parts = f"{was} then, {now} now", "labels"
+    else:
+        found = f"file {number}, counted from 0, was {was}, and is {now} now{counts}"
+        parts = "files and their order"
     raise ResumeError(
         Message(
             f"the checkpoint is of other data{same}: {found}, which makes other batches. Restore the {parts}"

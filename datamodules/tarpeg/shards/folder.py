@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..errors import ShardError, check_integer, similar
 from ..files import LARGEST_IMAGE, read_regular
 from .packing import Listing, Reading
-from .pillow import FILE_EXTENSIONS, MEMBER_OF
+from .pillow import FILE_EXTENSIONS, member_extension
 from .tar import IGNORED
 from .walk import REMEDY, below, by_number, is_image, kind_of, left_out_line, stats_of, subdirectories, walk
 
@@ -41,8 +41,7 @@ class ImageFile(NamedTuple):
     @property
     def extension(self) -> str:
         """Extension of its member in a shard: that of the file, in lower case, or ``jpg`` of a ``.jfif``."""
-        found = Path(self.path).suffix[1:].lower()
-        return MEMBER_OF.get(found, found)
+        return member_extension(self.path)
 
     def read(self) -> Reading:
         """Read the members of its sample: the file, then its label. ShardError if it cannot be read."""

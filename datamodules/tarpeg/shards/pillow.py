@@ -8,6 +8,7 @@ import re
 import struct
 import zlib
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +76,12 @@ BROKEN = (
     *(struct.error, zlib.error, Warning, *_TOO_LARGE),
 )
 """What Pillow raises for images that it cannot decode: damage reaches the internals of its plugins."""
+
+
+def member_extension(path: str) -> str:
+    """Return the extension of an image file in a shard: its own in lower case, or ``jpg`` of a ``.jfif``."""
+    own = PurePath(path).suffix[1:].lower()
+    return MEMBER_OF.get(own, own)
 
 
 def image_extension(extensions: Collection[str]) -> str | None:
