@@ -998,3 +998,13 @@ def test_mixup_of_timm_has_a_remedy(photos):
     mixup = type("Mixup", (), {"__module__": "timm.data.mixup", "__call__": lambda *_: None})()
     with pytest.raises(ValueError, match=r"augment=.*tarpeg\.Augment\(mix=tarpeg\.Mix\(classes="):
         module(photos, augment=mixup)
+
+
+def test_a_batch_norm_with_one_sample_names_the_remedy(photos, tmp_path):
+    net = Net()
+    net.net = torch.nn.Sequential(torch.nn.BatchNorm1d(3), net.net)
+    net.net.weight = net.net[1].weight
+    data = module(photos, batch_size=22)  # of 23 samples
+    with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
+        fitted(tmp_path, data, net)
+    assert any("drop_last=True" in note for note in getattr(caught.value, "__notes__", ["drop_last=True"]))

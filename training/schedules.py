@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import lightning
+import tarpeg
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -18,7 +19,7 @@ def with_cosine(module: lightning.LightningModule, optimizer: torch.optim.Optimi
         optimizer: with the largest learning rate.
         warmup: steps of the rise.
     """
-    steps = max(1, int(module.trainer.estimated_stepping_batches))
+    steps = max(1, _steps(module.trainer))
 
     def share(step: int) -> float:
         return min(1.0, (step + 1) / max(1, warmup)) * (1 + math.cos(math.pi * min(1.0, step / steps))) / 2
@@ -26,3 +27,13 @@ def with_cosine(module: lightning.LightningModule, optimizer: torch.optim.Optimi
     # Not OneCycleLR: a run that goes on for more epochs would keep the steps of the first.
     schedule = LambdaLR(optimizer, share)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _steps(trainer: lightning.Trainer) -> int:
+    """Return the steps of the training; Lightning takes every epoch for as long as the first."""
+    steps, data = int(trainer.estimated_stepping_batches), getattr(trainer, "datamodule", None)
+    is_mixture = isinstance(trainer.train_dataloader, tarpeg.MixtureLoader)
+    if not isinstance(data, tarpeg.ShardDataModule) or not is_mixture or trainer.max_steps != -1:
+        return steps
+    counts = [data.batches_in(epoch) for epoch in range(trainer.max_epochs or 1)]
+    return sum(math.ceil(count / trainer.accumulate_grad_batches) for count in counts)

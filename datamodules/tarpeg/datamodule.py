@@ -30,6 +30,7 @@ from .loader.checks import (
     checked_augment,
     common_classes,
     explain_refused_label,
+    explain_single_sample,
     kind_of,
     named_splits,
     open_split,
@@ -335,7 +336,24 @@ class ShardDataModule(lightning.LightningDataModule):
             trainer, sampler = weakref.proxy(self.trainer), loader.sampler
             sampler.on_epoch = partial(_epoch_of_a_restart, trainer, weakref.proxy(sampler))
             loader.unused = partial(_batches_under_way, weakref.ref(self.trainer))
+            sampler.on_set = partial(_count_batches, weakref.ref(self.trainer), weakref.ref(loader))
         return loader
+
+    def batches_in(self, epoch: int) -> int:
+        """Return how many batches of an epoch of train a Trainer takes, for schedules of a mixture.
+
+        With shares by epoch, epochs of a mixture have several lengths, and
+        ``trainer.estimated_stepping_batches`` multiplies that of the first one.
+
+        Raises:
+            RuntimeError: Before Lightning has called ``train_dataloader``.
+        """
+        if self.trainer is None or self._train is None:
+            raise RuntimeError(
+                "batches_in() is for a training: read trainer.estimated_stepping_batches first, which makes "
+                "the loader. In a loop of your own, loader.batches_in(epoch) returns them"
+            )
+        return _batches_taken(self.trainer, self._train.batches_in(epoch))
 
     def source_dataloader(self, name: str) -> Loader:
         """Return the loader of one source of a mixture alone, ``"train/NAME"``: to look at its samples."""
@@ -456,6 +474,7 @@ class ShardDataModule(lightning.LightningDataModule):
             self._train.unused = partial(int, self._train.unused())
         self._close()
         self._leave()
+        explain_single_sample(exception)
         for name, split in self._given().items():
             if kind_of(name) == "train" and name in self._samples:
                 source = self._samples[name]
@@ -726,6 +745,37 @@ def _batches_under_way(reference: weakref.ref[lightning.Trainer]) -> int:
     ahead, done = len(getattr(fetcher, "batches", ())), loop.epoch_loop.batch_progress.current.processed
     # Less than none: before a resumed epoch goes on, whose batches are not counted as fetched yet.
     return int(ahead + max(fetcher.fetched - ahead - done, 0))
+
+
+def _batches_taken(trainer: lightning.Trainer, length: int) -> int:
+    """Return the batches of an epoch that a Trainer takes of so many."""
+    limit = trainer.limit_train_batches
+    return min(length, limit) if isinstance(limit, int) else int(length * limit)
+
+
+def _count_batches(trainer_of: weakref.ref[lightning.Trainer], loader_of: weakref.ref[Loader]) -> None:
+    """Set the Trainer's number of batches to that of the epoch that was set.
+
+    Lightning 2.6.6 counts those of the first epoch, and ends longer ones there; of shorter ones it never
+    reaches the batch after which it would validate. Some of these attributes are private: nothing is changed
+    in a version without them.
+    """
+    trainer, loader = trainer_of(), loader_of()
+    loop: Any = None if trainer is None else trainer.fit_loop
+    combined, fetcher = getattr(loop, "_combined_loader", None), getattr(loop, "_data_fetcher", None)
+    if trainer is None or loader is None or combined is None or fetcher is None or not combined.limits:
+        return
+    places = [place for place, each in enumerate(combined.flattened) if each is loader]
+    limits = list(combined.limits)
+    for place in places:
+        limits[place] = _batches_taken(trainer, len(loader))
+    if limits == combined.limits:
+        return
+    combined.limits = limits
+    iter(fetcher)  # it has the limits of before
+    loop.max_batches = len(combined)
+    if isinstance(trainer.val_check_interval, float) and isinstance(trainer.val_check_batch, int):
+        trainer.val_check_batch = max(1, int(loop.max_batches * trainer.val_check_interval))
 
 
 def _warn_of_left_out(loop: Any) -> None:

@@ -99,7 +99,7 @@ def test_several_processes_without_a_process_group_are_a_warning(photos, monkeyp
         ({"rank": 2, "world": 2}, r"rank=2 must be in 0\.\.1"),
         ({"rank": 0, "world": 2, "mesh": 3}, "those of mesh="),
         ({"mesh": 3}, "mesh=3 must be a DeviceMesh"),
-        ({"mesh": mesh(("dp", "tp"), (2, 2), (0, 0))}, r"dimensions \('dp', 'tp'\).*mesh=\(mesh, 'dp'\)"),
+        ({"mesh": mesh(("dp", "tp"), (2, 2), (0, 0))}, r"\('dp', 'tp'\).*, 'dp'\).*, 'dp', 'tp'\)"),
         ({"mesh": (mesh(("dp", "tp"), (2, 2), (0, 0)), "data")}, r"mesh=\(mesh, 'data'\)"),
         ({"mesh": (mesh(("dp",), (2,), None), "dp")}, "does not contain this process"),
     ],
@@ -522,6 +522,9 @@ for sizes in ((1, 4), (2, 2)):
     mesh = torch.distributed.init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
     given = (mesh, "dp")
     found_now["plain"] = seen(Loader(split, 4, keys=True, workers=0, mesh=given))
+    names = ("replicate", "shard", "tp")
+    hybrid = torch.distributed.init_device_mesh("cpu", (sizes[0], 1, sizes[1]), mesh_dim_names=names)
+    found_now["hybrid"] = seen(Loader(split, 4, keys=True, workers=0, mesh=(hybrid, *names[:2])))
     found_now["data module"] = seen(module({folder!r}, mesh=given).train_dataloader())
 
     strategy = FabricStrategy(lambda net, mesh: net, *sizes)
@@ -574,7 +577,7 @@ def test_every_way_of_the_pages_gives_peers_the_same_batches(photos, tmp_path):
         assert one == peer and two == its_peer, f"{name}: tensor-parallel peers"
         keys = [[key for keys, _ in part for key in keys] for part in (same[0], one, two)]
         assert sorted(keys[0]) == sorted(keys[1] + keys[2]) == ALL, f"{name}: every sample once"
-    assert len(found[0]["1x4"]) == (7 if has_others else 4)
+    assert len(found[0]["1x4"]) == (8 if has_others else 5)
 
 
 GONE = """torch.distributed.barrier()

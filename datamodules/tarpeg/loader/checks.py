@@ -466,3 +466,13 @@ def explain_refused_label(error: BaseException, source: Source, target: Target |
         few = f" (of {len(ids)} of the {len(source)} samples)" * (len(ids) < len(source))
         note = f"labels {low}..{high}{few} need num_classes={high + 1}; the first {high}: {place}"
         getattr(error, "add_note", log.warning)(note)  # add_note: Python 3.11
+
+
+def explain_single_sample(error: BaseException) -> None:
+    """Add a note to the error of a batch norm that got one sample, the rest of an epoch on this rank."""
+    if "Expected more than 1 value per channel when training" in str(error):
+        note = (
+            "a batch norm needs two samples, and the last batch of an epoch may have one on a rank: "
+            "drop_last=True of the data module leaves that batch out; another batch size may have a larger rest"
+        )
+        getattr(error, "add_note", log.warning)(note)

@@ -103,6 +103,8 @@ class Dataset(IterableDataset[Any]):
         current = _epoch_of_trainer(sys._getframe(1))
         if not (sampler.has_state or sampler.is_set) and batch == 0 and current > epoch:
             sampler.set_epoch(current)
+        if current:
+            self.loader.warn_of_lengths()
 
     def _refuse_accelerate(self) -> None:
         """Raise ValueError if Accelerate takes the batches of one rank and divides them over all of them."""

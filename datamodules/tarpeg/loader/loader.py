@@ -418,6 +418,13 @@ class Loader:
         """Return the samples of an epoch over all ranks. For indexed samples."""
         return int(self._feed.facts()["samples"])
 
+    def batches_in(self, epoch: int) -> int:
+        """Return the batches of an epoch: those of ``len()``, but for a mixture with shares by epoch."""
+        return len(self)
+
+    def warn_of_lengths(self) -> None:
+        """Warn if epochs have several lengths, for a Trainer, which counts batches once: nothing here."""
+
     def on_rank(self, rank: int, world: int) -> Loader:
         """Return a loader of the same samples and settings for a rank of others."""
         return Loader(

@@ -27,6 +27,11 @@ class _Epochs(EpochCounter):
         super().__init__()
         self.current = 0
 
+    @property
+    def counted(self) -> int:
+        """The epoch whose batches count: the one that was set, otherwise the one that has begun."""
+        return self.epoch if self.is_set else self.current
+
     def begin(self) -> tuple[int, int]:
         """Return the epoch that begins now and its first batch, and advance."""
         self.current, first = super().begin()
@@ -60,8 +65,8 @@ class MixedFeed:
 
     @property
     def length(self) -> int:
-        """Batches of the epoch that has begun, equal on every rank."""
-        return self.mixing.length(self.epochs.current)
+        """Batches of the epoch that was set or has begun, equal on every rank."""
+        return self.mixing.length(self.epochs.counted)
 
     def length_in_state(self, delivered: int) -> int:
         """Batches of the epoch."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from typing import Any
 
@@ -145,7 +146,9 @@ class MixtureLoader(Loader):
 
     All else is as of ``Loader``: epochs, state, workers, memory, ``augment``. The batches are the same for
     any number of ranks. Of splits with ``members=`` they are ``MixedExtraBatch``, with ``targets=``
-    ``MixedTargetBatch``. ``len()`` is that of the epoch that has begun: with shares by epoch, lengths differ.
+    ``MixedTargetBatch``. ``len()`` is that of the epoch that was set or has begun. With shares by epoch,
+    lengths differ: a ``ShardDataModule`` then corrects the count of a Trainer, which would be that of its
+    first epoch.
 
     Args:
         mixture: The sources and their shares.
@@ -195,6 +198,7 @@ class MixtureLoader(Loader):
         if not isinstance(mixture, Mixture):
             raise ValueError(f"mixture={shown(mixture)} must be a tarpeg.Mixture(...)")
         self.mixture, self._given = mixture, dict(sources or {})
+        self._warned_of_lengths = False
         super().__init__(
             next(iter(mixture.sources.values())),
             batch_size,
@@ -240,6 +244,7 @@ class MixtureLoader(Loader):
         )
         _ = mixing.stages  # raises
         self._mixed = MixedFeed(mixing, orders, self.ranks.rank, world, training=self.training)
+        self._mixed.epochs.on_set = partial(_epoch_was_set, weakref.ref(self))
         self._check_alike()
         # This import loads the operators; importing this module must not.
         from .mixed_fetch import MixedFetcher
@@ -303,6 +308,22 @@ class MixtureLoader(Loader):
         """Return the rows of an epoch over all ranks."""
         mixing = self._mixed.mixing
         return mixing.length(epoch) * mixing.global_batch
+
+    def batches_in(self, epoch: int) -> int:
+        """Return the batches of an epoch; with shares by epoch, epochs have several lengths."""
+        return self._mixed.mixing.length(epoch)
+
+    def warn_of_lengths(self) -> None:
+        """Warn once if epochs have several lengths: a Trainer would end the longer ones early."""
+        lengths = {stage.length for stage in self._mixed.mixing.stages}
+        if len(lengths) > 1 and not self._warned_of_lengths and self.ranks.is_first:
+            self._warned_of_lengths = True
+            warn(
+                f"epochs of {self.name} have {' or '.join(map(str, sorted(lengths)))} batches, and a Trainer "
+                "counts those of its first epoch alone: the last batches of longer epochs are left out, and "
+                "shorter ones end without validation. Give the Trainer a ShardDataModule(train=mixture), "
+                "which counts each epoch"
+            )
 
     def sources_in(self, epoch: int) -> dict[str, tuple[int, float]]:
         """Return the rows of each source in an epoch over all ranks, and how many of its epochs these are."""
@@ -446,3 +467,9 @@ def _mixed(batch: Any, source: Tensor) -> AnyBatch:
     if isinstance(batch, ExtraBatch):
         return MixedExtraBatch(batch.image, batch.label, batch.key, batch.extra, source)
     return MixedBatch(batch.image, batch.label, source)
+
+
+def _epoch_was_set(reference: weakref.ref[MixtureLoader]) -> None:
+    loader = reference()
+    if loader is not None and loader.sampler.is_of_trainer:
+        loader.warn_of_lengths()

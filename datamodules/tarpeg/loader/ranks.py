@@ -432,8 +432,9 @@ def _rank_in_mesh(given: Mesh) -> tuple[int, int]:
         )
     if not names and mesh.ndim != 1:
         raise ValueError(
-            f"mesh= has the dimensions {known or mesh.ndim}: give the name of the data-parallel one, such as "
-            f"mesh=(mesh, {(known or ('dp',))[0]!r})"
+            f"mesh= has the dimensions {known or mesh.ndim}: give the names of those whose processes get "
+            f"different samples, such as mesh=(mesh, {known[0]!r}), or of several, such as "
+            f"mesh=(mesh, {known[0]!r}, {known[1]!r}) if one replicates and one shards the model"
         )
     if wrong := [name for name in names if name not in known]:
         raise ValueError(

@@ -481,6 +481,7 @@ class EpochCounter:
 
     Attributes:
         on_epoch: Called first by ``set_epoch``; returns the epoch in place of the one it gets.
+        on_set: Called last by ``set_epoch``.
         epoch: The epoch of the next ``iter()``.
         is_set: Whether ``set_epoch`` was called for it.
         has_state: Whether ``resume`` was called after the last ``set_epoch``. Of a stream without a length
@@ -489,6 +490,7 @@ class EpochCounter:
 
     def __init__(self) -> None:
         self.on_epoch: Callable[[int], int] | None = None
+        self.on_set: Callable[[], None] | None = None
         self.epoch = 0
         self.is_set, self.has_state = False, False
         self._resumed: tuple[int, int, bool] | None = None
@@ -510,6 +512,13 @@ class EpochCounter:
                 self._resumed = None
         self._step = LATER_PASS if is_trainer else 1
         self.is_set, self.has_state = True, False
+        if self.on_set is not None:
+            self.on_set()
+
+    @property
+    def is_of_trainer(self) -> bool:
+        """Whether Lightning's Trainer has set the epoch, of a loader without a ``ShardDataModule``."""
+        return self._step != 1
 
     def leave_trainer(self) -> None:
         """Go on with the next epoch, after the run of a Trainer that has set epochs."""

@@ -1,0 +1,192 @@
+"""Mixtures whose shares change with the epoch, under Lightning: epochs of several lengths."""
+
+from __future__ import annotations
+
+import warnings
+
+import lightning
+import pytest
+import tarpeg
+import torch
+from helpers.pictures import jpeg
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+
+from training.schedules import with_cosine
+
+
+class Pictures(tarpeg.Source):
+    """JPEGs whose label is their number, beyond ``first``."""
+
+    def __init__(self, count, first):
+        self.file, self.first, self.count = jpeg("420", 16, 16, first), first, count
+
+    def __len__(self):
+        return self.count
+
+    def keys(self, ids):
+        return [str(self.first + id) for id in ids]
+
+    def members(self, ids, extension):
+        return [self.file if extension == "jpg" else str(self.first + id).encode() for id in ids]
+
+    def extensions(self, id):
+        return ["jpg", "cls"]
+
+
+SPLITS = {
+    name: tarpeg.Split(Pictures(count, first), tarpeg.CenterCrop(16))
+    for name, count, first in (("a", 24, 0), ("b", 9, 100))
+}
+VAL = tarpeg.Split(type("Val", (Pictures,), {})(5, 200), tarpeg.CenterCrop(16))
+ALONE, HALF, FEW = {"a": 1, "b": 0}, {"a": 0.5, "b": 0.5}, {"a": 0, "b": 1}
+LONGER = tarpeg.Mixture(SPLITS, weights={0: ALONE, 1: HALF, 3: FEW}, stopping="all_exhausted")
+SHORTER = tarpeg.Mixture(SPLITS, weights={0: HALF, 1: FEW}, stopping="all_exhausted")
+REPEATED = tarpeg.Mixture(SPLITS, repeat={0: {"a": 1, "b": 0.5}, 2: {"a": 2, "b": 1}})
+MIXTURES = [LONGER, SHORTER, REPEATED]
+EPOCHS = 5
+
+
+class Net(lightning.LightningModule):
+    """Notes the labels of each batch, and when it was validated."""
+
+    def __init__(self, has_schedule=False):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen, self.validated, self.has_schedule, self.rates = {}, [], has_schedule, []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.setdefault(self.current_epoch, []).append(batch[1].tolist())
+        return self.weight.sum()
+
+    def on_train_batch_end(self, *_):
+        self.rates.append(self.optimizers().param_groups[0]["lr"])
+
+    def validation_step(self, batch, batch_idx):
+        self.validated.append(self.trainer.fit_loop.total_batch_idx + 1)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 1.0)
+        return with_cosine(self, optimizer, warmup=1) if self.has_schedule else optimizer
+
+
+def data_of(mixture, val=None):
+    return tarpeg.ShardDataModule(mixture, val, batch_size=4, workers=0)
+
+
+def fitted(folder, mixture, net=None, ckpt_path=None, val=None, **options):
+    net = net or Net()
+    options = {"max_epochs": EPOCHS, "enable_checkpointing": False, **options}
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **options,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings(
+            "ignore", ".*(does not have many workers|no `val_dataloader`|validation_step).*"
+        )
+        warnings.filterwarnings("ignore", ".*OMP_WAIT_POLICY.*|.*not empty.*|Be aware that.*|.*LeafSpec.*")
+        trainer.fit(net, data_of(mixture, val), ckpt_path=ckpt_path, weights_only=False)
+    return net
+
+
+def planned(mixture):
+    loader = tarpeg.MixtureLoader(mixture, 4, workers=0)
+    return {epoch: [batch.label.tolist() for batch in loader] for epoch in range(EPOCHS)}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("options", [{}, {"reload_dataloaders_every_n_epochs": 1}])
+def test_a_trainer_takes_all_batches_of_each_epoch(tmp_path, mixture, options):
+    expected = planned(mixture)
+    assert len({*map(len, expected.values())}) > 1
+    loader = tarpeg.MixtureLoader(mixture, 4, workers=0)
+    assert [loader.batches_in(epoch) for epoch in range(EPOCHS)] == [*map(len, expected.values())]
+    net = fitted(tmp_path, mixture, val=VAL, num_sanity_val_steps=0, limit_val_batches=1, **options)
+    assert net.seen == expected
+    ends = [sum(len(expected[before]) for before in range(epoch + 1)) for epoch in range(EPOCHS)]
+    assert net.validated == ends
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("kind", ["step", "epoch", "both"])
+def test_a_training_goes_on_from_each_checkpoint(tmp_path, mixture, kind):
+    expected = planned(mixture)
+    checkpoints = []
+    if kind != "epoch":
+        checkpoints.append(ModelCheckpoint(tmp_path, "s{step}", every_n_train_steps=1, save_top_k=-1))
+    if kind != "step":
+        checkpoints.append(
+            ModelCheckpoint(
+                tmp_path, "e{step}", every_n_epochs=1, save_top_k=-1, save_on_train_epoch_end=True
+            )
+        )
+    fitted(tmp_path, mixture, enable_checkpointing=True, callbacks=checkpoints)
+    flat = [(epoch, labels) for epoch, batches in expected.items() for labels in batches]
+    paths = sorted(tmp_path.glob("*.ckpt"))
+    assert len(paths) >= EPOCHS
+    for path in paths:
+        step = int(path.stem.split("=")[1])
+        net = fitted(tmp_path, mixture, ckpt_path=path)
+        found = [(epoch, labels) for epoch, batches in sorted(net.seen.items()) for labels in batches]
+        assert found == flat[step:], path
+
+
+@pytest.mark.parametrize("limit", [1, 3, 5, 7, 0.5, 1.0])
+def test_limits_of_a_trainer_hold(tmp_path, limit):
+    expected = planned(LONGER)
+    net = fitted(tmp_path, LONGER, limit_train_batches=limit)
+    counts = {
+        e: min(len(b), limit) if isinstance(limit, int) else int(len(b) * limit) for e, b in expected.items()
+    }
+    assert net.seen == {epoch: batches[: counts[epoch]] for epoch, batches in expected.items()}
+
+
+def test_validation_within_epochs_comes_at_its_shares(tmp_path):
+    expected = planned(LONGER)
+    options = {"num_sanity_val_steps": 0, "limit_val_batches": 1, "val_check_interval": 0.5}
+    net = fitted(tmp_path, LONGER, val=VAL, **options)
+    found, before = [], 0
+    for batches in expected.values():
+        every = max(1, len(batches) // 2)
+        found += [before + n for n in range(every, len(batches) + 1, every)]
+        before += len(batches)
+    assert net.validated == found
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_schedule_ends_with_the_training(tmp_path, accumulate):
+    net = fitted(tmp_path, LONGER, Net(has_schedule=True), accumulate_grad_batches=accumulate)
+    assert net.seen == planned(LONGER)
+    assert net.rates[-1] == pytest.approx(0, abs=1e-9) and min(net.rates[:-1]) > 0
+
+
+def test_loaders_without_a_data_module_warn_once(tmp_path):
+    for make in (lambda loader: loader, lambda loader: DataLoader(tarpeg.Dataset(loader), batch_size=None)):
+        for mixture, count in ((LONGER, 1), (tarpeg.Mixture(SPLITS, weights=HALF), 0)):
+            trainer = lightning.Trainer(
+                accelerator="cpu",
+                logger=False,
+                enable_progress_bar=False,
+                enable_checkpointing=False,
+                max_epochs=3,
+            )
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                trainer.fit(Net(), make(tarpeg.MixtureLoader(mixture, 4, workers=0)))
+            words = [
+                str(each.message)
+                for each in caught
+                if "Give the Trainer a ShardDataModule" in str(each.message)
+            ]
+            assert len(words) == count, (mixture, words)
+
+
+def test_batches_of_an_epoch_need_a_training():
+    with pytest.raises(RuntimeError, match="estimated_stepping_batches"):
+        data_of(LONGER).batches_in(0)
