@@ -473,6 +473,6 @@ def explain_single_sample(error: BaseException) -> None:
     if "Expected more than 1 value per channel when training" in str(error):
         note = (
             "a batch norm needs two samples, and the last batch of an epoch may have one on a rank: "
-            "drop_last=True of the data module leaves that batch out; another batch size may have a larger rest"
+            "drop_last=True of the data module leaves that batch out; another batch size has another rest"
         )
         getattr(error, "add_note", log.warning)(note)
