@@ -750,7 +750,7 @@ def _batches_under_way(reference: weakref.ref[lightning.Trainer]) -> int:
 def _batches_taken(trainer: lightning.Trainer, length: int) -> int:
     """Return the batches of an epoch that a Trainer takes of so many."""
     limit = trainer.limit_train_batches
-    return min(length, limit) if isinstance(limit, int) else int(length * limit)
+    return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))
 
 
 def _count_batches(trainer_of: weakref.ref[lightning.Trainer], loader_of: weakref.ref[Loader]) -> None:
