@@ -32,8 +32,11 @@ def with_cosine(module: lightning.LightningModule, optimizer: torch.optim.Optimi
 def _steps(trainer: lightning.Trainer) -> int:
     """Return the steps of the training; Lightning takes every epoch for as long as the first."""
     steps, data = int(trainer.estimated_stepping_batches), getattr(trainer, "datamodule", None)
-    is_mixture = isinstance(trainer.train_dataloader, tarpeg.MixtureLoader)
-    if not isinstance(data, tarpeg.ShardDataModule) or not is_mixture or trainer.max_steps != -1:
+    if not isinstance(data, tarpeg.ShardDataModule):
         return steps
-    counts = [data.batches_in(epoch) for epoch in range(trainer.max_epochs or 1)]
-    return sum(math.ceil(count / trainer.accumulate_grad_batches) for count in counts)
+    epochs = trainer.max_epochs
+    if epochs is None or epochs < 0 or not isinstance(trainer.train_dataloader, tarpeg.MixtureLoader):
+        return steps
+    counts = [data.batches_in(epoch) for epoch in range(epochs)]
+    total = sum(math.ceil(count / trainer.accumulate_grad_batches) for count in counts)
+    return min(total, trainer.max_steps) if trainer.max_steps != -1 else total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 import lightning
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import nn
 
@@ -336,22 +338,24 @@ class ShardDataModule(lightning.LightningDataModule):
             trainer, sampler = weakref.proxy(self.trainer), loader.sampler
             sampler.on_epoch = partial(_epoch_of_a_restart, trainer, weakref.proxy(sampler))
             loader.unused = partial(_batches_under_way, weakref.ref(self.trainer))
-            sampler.on_set = partial(_count_batches, weakref.ref(self.trainer), weakref.ref(loader))
+            if isinstance(loader, MixtureLoader):
+                sampler.on_set = partial(_count_batches, weakref.ref(self.trainer), weakref.ref(loader))
         return loader
 
     def batches_in(self, epoch: int) -> int:
         """Return how many batches of an epoch of train a Trainer takes, for schedules of a mixture.
 
         With shares by epoch, epochs of a mixture have several lengths, and
-        ``trainer.estimated_stepping_batches`` multiplies that of the first one.
+        ``trainer.estimated_stepping_batches`` multiplies that of the epoch in which it is read.
 
         Raises:
-            RuntimeError: Before Lightning has called ``train_dataloader``.
+            RuntimeError: Without a Trainer, and before Lightning has called ``train_dataloader``.
         """
         if self.trainer is None or self._train is None:
             raise RuntimeError(
-                "batches_in() is for a training: read trainer.estimated_stepping_batches first, which makes "
-                "the loader. In a loop of your own, loader.batches_in(epoch) returns them"
+                "batches_in() needs a Trainer that trains. In configure_optimizers, read "
+                "trainer.estimated_stepping_batches first, which makes the loader; in a loop of your own, "
+                "loader.batches_in(epoch) returns the batches"
             )
         return _batches_taken(self.trainer, self._train.batches_in(epoch))
 
@@ -474,7 +478,8 @@ class ShardDataModule(lightning.LightningDataModule):
             self._train.unused = partial(int, self._train.unused())
         self._close()
         self._leave()
-        explain_single_sample(exception)
+        if not self._drop_last and self._mixture is None and self._config.batch_size > 1:
+            explain_single_sample(exception)
         for name, split in self._given().items():
             if kind_of(name) == "train" and name in self._samples:
                 source = self._samples[name]
@@ -765,15 +770,18 @@ def _count_batches(trainer_of: weakref.ref[lightning.Trainer], loader_of: weakre
     combined, fetcher = getattr(loop, "_combined_loader", None), getattr(loop, "_data_fetcher", None)
     if trainer is None or loader is None or combined is None or fetcher is None or not combined.limits:
         return
-    places = [place for place, each in enumerate(combined.flattened) if each is loader]
     limits = list(combined.limits)
-    for place in places:
-        limits[place] = _batches_taken(trainer, len(loader))
-    if limits == combined.limits:
+    for place, each in enumerate(combined.flattened):
+        if each is loader:
+            limits[place] = _batches_taken(trainer, len(loader))
+    if limits == combined.limits or not hasattr(combined, "_iterator"):
         return
     combined.limits = limits
-    iter(fetcher)  # it has the limits of before
-    loop.max_batches = len(combined)
+    if combined._iterator is not None:  # not begun anew: other loaders may have been resumed
+        combined._iterator.limits = limits
+        fetcher.length = sized_len(combined)
+        fetcher.done = False
+    loop.max_batches = math.inf if fetcher.length is None else fetcher.length
     if isinstance(trainer.val_check_interval, float) and isinstance(trainer.val_check_batch, int):
         trainer.val_check_batch = max(1, int(loop.max_batches * trainer.val_check_interval))
 

@@ -6,6 +6,7 @@ import pytest
 import tarpeg
 from helpers.data_sets import masks, picture, targets_of
 from helpers.small_tars import members
+from PIL import Image
 from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import ShardError
 
@@ -55,3 +56,13 @@ def test_what_has_no_partner_is_left_out_and_listed(tmp_path, caplog):
         make_shards(tmp_path / "out", source, workers=0)
     with pytest.raises(ShardError, match="nowhere' is not a folder"):
         make_shards(tmp_path / "out", tarpeg.MaskFolder(tmp_path / "nowhere", tmp_path / "masks"))
+
+
+def test_masks_of_any_case_of_their_extension(tmp_path):
+    for part in ("images/b", "masks/b"):
+        (tmp_path / part).mkdir(parents=True)
+    for name in ("a", "b/c.d"):
+        Image.new("RGB", (8, 8)).save(tmp_path / "images" / f"{name}.jpg")
+        Image.new("L", (8, 8)).save(tmp_path / "masks" / f"{name}.PNG")
+    source = tarpeg.MaskFolder(tmp_path / "images", tmp_path / "masks")
+    assert make_shards(tmp_path / "shards", source, workers=0).samples == 2

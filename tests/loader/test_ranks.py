@@ -99,7 +99,7 @@ def test_several_processes_without_a_process_group_are_a_warning(photos, monkeyp
         ({"rank": 2, "world": 2}, r"rank=2 must be in 0\.\.1"),
         ({"rank": 0, "world": 2, "mesh": 3}, "those of mesh="),
         ({"mesh": 3}, "mesh=3 must be a DeviceMesh"),
-        ({"mesh": mesh(("dp", "tp"), (2, 2), (0, 0))}, r"\('dp', 'tp'\).*, 'dp'\).*, 'dp', 'tp'\)"),
+        ({"mesh": mesh(("dp", "tp"), (2, 2), (0, 0))}, r"\('dp', 'tp'\).*, 'dp'\).*'dp_replicate'"),
         ({"mesh": (mesh(("dp", "tp"), (2, 2), (0, 0)), "data")}, r"mesh=\(mesh, 'data'\)"),
         ({"mesh": (mesh(("dp",), (2,), None), "dp")}, "does not contain this process"),
     ],

@@ -10,7 +10,7 @@ import tarpeg
 import torch
 from helpers.pictures import jpeg
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from training.schedules import with_cosine
 
@@ -137,13 +137,15 @@ def test_a_training_goes_on_from_each_checkpoint(tmp_path, mixture, kind):
         assert found == flat[step:], path
 
 
-@pytest.mark.parametrize("limit", [1, 3, 5, 7, 0.5, 1.0])
+@pytest.mark.parametrize("limit", [1, 3, 5, 7, 0.2, 0.5, 1.0])
 def test_limits_of_a_trainer_hold(tmp_path, limit):
     expected = planned(LONGER)
     net = fitted(tmp_path, LONGER, limit_train_batches=limit)
-    counts = {
-        e: min(len(b), limit) if isinstance(limit, int) else int(len(b) * limit) for e, b in expected.items()
-    }
+    counts = {epoch: len(batches) for epoch, batches in expected.items()}
+    if isinstance(limit, int):
+        counts = {epoch: min(count, limit) for epoch, count in counts.items()}
+    else:
+        counts = {epoch: max(1, int(count * limit)) for epoch, count in counts.items()}
     assert net.seen == {epoch: batches[: counts[epoch]] for epoch, batches in expected.items()}
 
 
@@ -190,3 +192,50 @@ def test_loaders_without_a_data_module_warn_once(tmp_path):
 def test_batches_of_an_epoch_need_a_training():
     with pytest.raises(RuntimeError, match="estimated_stepping_batches"):
         data_of(LONGER).batches_in(0)
+
+
+class Numbers(IterableDataset):
+    """Numbers from 0, with or without a length."""
+
+    def __iter__(self):
+        return iter(range(40))
+
+
+class Beside(tarpeg.ShardDataModule):
+    """The mixture, and a DataLoader beside it."""
+
+    def __init__(self, other):
+        super().__init__(LONGER, batch_size=4, workers=0)
+        self.other, self.begun = other, 0
+
+    def train_dataloader(self):
+        return {"mixture": super().train_dataloader(), "other": self.other}
+
+
+@pytest.mark.parametrize("mode", ["list", "unknown"])
+def test_a_loader_beside_the_mixture_is_begun_once_per_epoch(tmp_path, mode):
+    class Both(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch["mixture"], batch_idx)
+            others.setdefault(self.current_epoch, []).append(int(batch["other"]))
+            return loss
+
+    others: dict[int, list[int]] = {}
+    numbers = Numbers() if mode == "unknown" else list(range(2))
+    data = Beside(DataLoader(numbers, batch_size=None))
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 3}
+    net = Both()
+    lightning.Trainer(accelerator="cpu", default_root_dir=tmp_path, **options).fit(net, data)
+    expected = planned(LONGER)
+    if mode == "list":
+        assert net.seen == {epoch: expected[epoch] for epoch in range(3)}
+        assert all(found == [n % 2 for n in range(len(found))] for found in others.values())
+    else:
+        assert all(net.seen[epoch][: len(expected[epoch])] == expected[epoch] for epoch in range(3))
+        assert all(found == [*range(40)] for found in others.values())
+
+
+@pytest.mark.parametrize("max_steps", [1000, 20])
+def test_a_schedule_ends_with_the_steps_if_they_are_fewer(tmp_path, max_steps):
+    net = fitted(tmp_path, LONGER, Net(has_schedule=True), max_steps=max_steps)
+    assert net.rates[-1] == pytest.approx(0, abs=1e-9) and min(net.rates[:-1]) > 0

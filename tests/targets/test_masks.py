@@ -336,3 +336,19 @@ def test_what_helps_if_a_picture_is_taken_for_the_image(shard_of, names, remedy,
         next(iter(load(None, split=split, on_error="raise", **HERE)))
     batch = next(iter(load(None, split=replace(split, **works), on_error="raise", **HERE)))
     assert batch.targets.unique().tolist() == [3]
+
+
+def test_tables_of_colours_in_data_modules_and_mixtures():
+    def split(extent):
+        picture = np.zeros((48, 64, 3), np.uint8)
+        picture[:, :extent] = (128, 64, 128)
+        source = scenes(**{f"p{number}": png(picture) for number in range(12)})
+        colours = Masks("png", labels={(0, 0, 0): 0, (128, 64, 128): 1})
+        return Split(source, Whole((48, 64)), targets=colours)
+
+    data = tarpeg.ShardDataModule(split(32), batch_size=4, **HERE)
+    data.setup("fit")
+    assert next(iter(data.train_dataloader()))[1].double().mean() == 0.5 and data.classes is None
+    mixture = tarpeg.Mixture({"x": split(32), "y": split(64)}, weights={"x": 0.5, "y": 0.5})
+    loader = tarpeg.MixtureLoader(mixture, 4, workers=0)
+    assert next(iter(loader))[1].double().mean(dim=(1, 2)).tolist() == [0.5, 0.5, 1, 1]

@@ -22,7 +22,7 @@ from PIL import Image, ImageOps
 
 from ..errors import ShardError
 from ..files import LARGEST_IMAGE, read_regular
-from ..shards.classes import BACKGROUND
+from ..shards.classes import BACKGROUND, MASK_NUMBER
 from ..shards.folder import key_of
 from ..shards.packing import Listing, Reading
 from ..shards.pillow import BROKEN, FILE_EXTENSIONS, PILLOW_FORMATS, member_extension
@@ -93,7 +93,7 @@ class AnnotatedImage:
         dropped: list[str] = []
         if self.annotation is not None:
             document = self.annotation.document(image)
-            dropped = _drop_flat(self.path, document)
+            dropped = _drop_flat(self.path, document, is_numbered=self.mask is not None)
             try:
                 members["json"] = json.dumps(document, allow_nan=False).encode()
             except ValueError as error:
@@ -225,7 +225,13 @@ def check_size(path: str, found: tuple[Any, Any], image: Upright) -> None:
         )
 
 
-def _drop_flat(path: str, document: dict[str, Any]) -> list[str]:
+def number_objects(objects: Sequence[dict[str, Any]]) -> None:
+    """Keep the places of objects, of which some will be left out, as the numbers in a picture of objects."""
+    for place, each in enumerate(objects, start=1):
+        each.setdefault(MASK_NUMBER, place)
+
+
+def _drop_flat(path: str, document: dict[str, Any], *, is_numbered: bool) -> list[str]:
     """Remove the objects whose box has no width or height; return a text for each."""
     kept: list[dict[str, Any]] = []
     dropped: list[dict[str, Any]] = []
@@ -233,6 +239,8 @@ def _drop_flat(path: str, document: dict[str, Any]) -> list[str]:
         box = each.get("bbox")
         is_flat = isinstance(box, list) and [*map(type, box[2:])] in _NUMBERS and min(box[2:]) == 0
         (dropped if is_flat else kept).append(each)
+    if dropped and is_numbered:
+        number_objects(document["objects"])
     document["objects"] = kept
     shown = (f"{each.get('category')!r} with the box {each['bbox']}" for each in dropped)
     return [f"{path}: an object without a size, {text}" for text in shown]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from .annotated import (
     folder_of,
     mask_member,
     names_with_background,
+    number_objects,
     shuffled,
     unlisted,
 )
@@ -133,7 +135,9 @@ class Coco:
         member = mask_member(each.file_name for each in file.images)
         keys, images = Keys(str(folder)), list[AnnotatedImage]()
         for each in file.images:
-            annotation = _Objects(self.annotations, each, own.get(each.id, ()), categories, self.crowds)
+            annotation = _Objects(
+                self.annotations, each, own.get(each.id, ()), categories, self.crowds, masks is not None
+            )
             try:
                 check_name(each.file_name)
                 mask = None if masks is None else str(masks / Path(each.file_name).with_suffix(".png"))
@@ -162,7 +166,7 @@ class Coco:
 
     def _read(self) -> _File:
         try:
-            data = read_regular(self.annotations, _MOST_BYTES)
+            data = read_regular(self.annotations, _MOST_BYTES).removeprefix(codecs.BOM_UTF8)
         except OSError as error:
             raise ShardError(f"annotations={self.annotations!r} cannot be read: {error.strerror}") from error
         try:
@@ -221,6 +225,7 @@ class _Objects:
     annotations: tuple[msgspec.Raw, ...] | list[msgspec.Raw]
     categories: Mapping[int, str]
     crowds: bool
+    has_mask: bool
 
     def document(self, image: Upright) -> dict[str, Any]:
         """Return the fields of the JSON member; raises BrokenError."""
@@ -228,12 +233,15 @@ class _Objects:
         if given.height and given.width:
             check_size(f"{self.file}: {given.file_name}", (given.height, given.width), image)
         objects = [self._object(msgspec.json.decode(raw)) for raw in self.annotations]
+        kept = [each for each in objects if self.crowds or each.get("iscrowd") != 1]
+        if len(kept) < len(objects) and self.has_mask:
+            number_objects(objects)
         return {
             "image_id": given.id,
             "file_name": given.file_name,
             "height": image.size[0],
             "width": image.size[1],
-            "objects": [each for each in objects if self.crowds or each.get("iscrowd") != 1],
+            "objects": kept,
         }
 
     def _object(self, found: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ShardError, check_integer
 from ..shards.packing import Listing
-from ..shards.walk import images_below
+from ..shards.walk import below, images_below
 from .annotated import AnnotatedImage, BrokenError, Keys, count, folder_of, mask_member, shuffled
 
 
@@ -65,12 +66,14 @@ class MaskFolder:
         """List the images and their masks; raises ShardError."""
         root, masks = folder_of("images", self.images), folder_of("masks", self.masks)
         names = [os.path.relpath(path, root) for path in images_below(root)]
-        below = os.path.relpath(masks, root)
-        if below != "." and not below.startswith(".."):  # masks are no images
-            names = [name for name in names if not name.startswith(f"{below}{os.sep}")]
+        inside = os.path.relpath(masks, root)
+        if inside != "." and not inside.startswith(".."):  # masks are no images
+            names = [name for name in names if not name.startswith(f"{inside}{os.sep}")]
         if root.samefile(masks) and self.suffix:
             names = [name for name in names if not Path(name).stem.endswith(self.suffix)]
-        found = {name: self._mask(name) for name in names}
+        pngs = below(masks, ("png",))
+        known = {self._stem(os.path.relpath(path, masks)): os.path.relpath(path, masks) for path in pngs}
+        found = {name: self._mask(name, known) for name in names}
         twice = [mask for mask, times in Counter(found.values()).most_common(1) if times > 1]
         if twice:
             both = [name for name, mask in found.items() if mask == twice[0]]
@@ -86,11 +89,17 @@ class MaskFolder:
             except BrokenError as error:
                 broken.append(str(error))
         own = {os.path.normpath(masks / mask) for mask in found.values()}
-        pngs = [path for path in images_below(masks) if path.endswith(f"{self.suffix}.png")]
-        notes = count("masks without an image", [path for path in pngs if os.path.normpath(path) not in own])
+        alone = [path for path in pngs if Path(path).stem.endswith(self.suffix)]
+        alone = [path for path in alone if os.path.normpath(path) not in own]
+        notes = count("masks without an image", alone)
         return Listing(shuffled(images, self.seed), None, broken, notes)
 
-    def _mask(self, name: str) -> str:
-        """Return the path of the mask of an image, below the folder of masks."""
+    def _mask(self, name: str, known: Mapping[str, str]) -> str:
+        """Return the path of the mask of an image, below the folder of masks; ``known``: by ``_stem``."""
         path = Path(name)
-        return str(path.with_name(f"{path.stem.removesuffix(self.image_suffix)}{self.suffix}.png"))
+        mask = path.with_name(f"{path.stem.removesuffix(self.image_suffix)}{self.suffix}.png")
+        return known.get(self._stem(mask), str(mask))
+
+    @staticmethod
+    def _stem(path: str | Path) -> str:
+        return str(Path(path).with_suffix(""))

@@ -159,7 +159,7 @@ class Voc:
     def _names(self, files: Mapping[str, str]) -> list[str]:
         path = self.place()
         try:
-            lines = read_regular(path).decode().split("\n")
+            lines = read_regular(path).decode("utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ShardError(f"split={self.split!r}: {path} cannot be read: {error}") from error
         stems = {file: stem for stem, file in files.items()}

@@ -204,7 +204,7 @@ class Yolo:
         if place.is_dir():
             return [os.path.abspath(path) for path in images_below(place)]  # noqa: PTH100
         try:
-            lines = read_regular(place).decode().splitlines()
+            lines = read_regular(place).decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ShardError(f"{place}, a list of images, cannot be read: {error}") from error
         return [os.path.abspath(place.parent / line.strip()) for line in lines if line.strip()]  # noqa: PTH100
@@ -240,7 +240,7 @@ class _Lines:
         objects = []
         if self.path is not None:
             try:
-                lines = read_file(self.path).decode().splitlines()
+                lines = read_file(self.path).decode("utf-8-sig").splitlines()
             except UnicodeDecodeError as error:
                 raise BrokenError(f"{self.path} is not text: {error}") from error
             for number, line in enumerate(lines, start=1):

@@ -469,10 +469,10 @@ def explain_refused_label(error: BaseException, source: Source, target: Target |
 
 
 def explain_single_sample(error: BaseException) -> None:
-    """Add a note to the error of a batch norm that got one sample, the rest of an epoch on this rank."""
+    """Add a note to the error of a batch norm, or such a layer, that got one sample, the rest of an epoch."""
     if "Expected more than 1 value per channel when training" in str(error):
         note = (
-            "a batch norm needs two samples, and the last batch of an epoch may have one on a rank: "
+            "the layer cannot train on one sample, and the last batch of an epoch may have one on a rank: "
             "drop_last=True of the data module leaves that batch out; another batch size has another rest"
         )
         getattr(error, "add_note", log.warning)(note)

@@ -104,7 +104,7 @@ class Dataset(IterableDataset[Any]):
         if not (sampler.has_state or sampler.is_set) and batch == 0 and current > epoch:
             sampler.set_epoch(current)
         if current:
-            self.loader.warn_of_lengths()
+            self.loader.warn_of_lengths(current)
 
     def _refuse_accelerate(self) -> None:
         """Raise ValueError if Accelerate takes the batches of one rank and divides them over all of them."""

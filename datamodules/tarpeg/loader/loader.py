@@ -422,8 +422,8 @@ class Loader:
         """Return the batches of an epoch: those of ``len()``, but for a mixture with shares by epoch."""
         return len(self)
 
-    def warn_of_lengths(self) -> None:
-        """Warn if epochs have several lengths, for a Trainer, which counts batches once: nothing here."""
+    def warn_of_lengths(self, epoch: int) -> None:
+        """Warn if an epoch of a Trainer, which counts batches once, has another length: nothing here."""
 
     def on_rank(self, rank: int, world: int) -> Loader:
         """Return a loader of the same samples and settings for a rank of others."""
@@ -615,7 +615,7 @@ class Loader:
             batch, request = self._finished(result)
             self._delivered += 1
             self.bytes_read += result.nbytes
-            if self._sums_up and self.substituted > self._bad_before and self._delivered == len(self):
+            if self._sums_up and self.substituted > self._bad_before and self.has_ended:
                 self._sum_up(self.substituted - self._bad_before)
             if self._checks_members:
                 self._checks_members = False

@@ -69,8 +69,8 @@ class MixedFeed:
         return self.mixing.length(self.epochs.counted)
 
     def length_in_state(self, delivered: int) -> int:
-        """Batches of the epoch."""
-        return self.length
+        """Batches of the epoch that has begun."""
+        return self.mixing.length(self.epochs.current)
 
     def samples_per_rank(self, delivered: int) -> float:
         """Return the samples per epoch and rank."""

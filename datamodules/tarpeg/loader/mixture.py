@@ -313,17 +313,18 @@ class MixtureLoader(Loader):
         """Return the batches of an epoch; with shares by epoch, epochs have several lengths."""
         return self._mixed.mixing.length(epoch)
 
-    def warn_of_lengths(self) -> None:
-        """Warn once if epochs have several lengths: a Trainer would end the longer ones early."""
-        lengths = {stage.length for stage in self._mixed.mixing.stages}
-        if len(lengths) > 1 and not self._warned_of_lengths and self.ranks.is_first:
-            self._warned_of_lengths = True
-            warn(
-                f"epochs of {self.name} have {' or '.join(map(str, sorted(lengths)))} batches, and a Trainer "
-                "counts those of its first epoch alone: the last batches of longer epochs are left out, and "
-                "shorter ones end without validation. Give the Trainer a ShardDataModule(train=mixture), "
-                "which counts each epoch"
-            )
+    def warn_of_lengths(self, epoch: int) -> None:
+        """Warn once if a training goes on with an epoch of another length."""
+        lengths = [self.batches_in(each) for each in (max(epoch - 1, 0), epoch)]
+        if lengths[0] == lengths[1] or self._warned_of_lengths or not (self.training and self.ranks.is_first):
+            return
+        self._warned_of_lengths = True
+        warn(
+            f"epoch {epoch} of {self.name} has {lengths[1]} batches, and the one before {lengths[0]}: a "
+            "Trainer counts those of its first epoch alone, so that the last batches of longer epochs are "
+            "left out, and shorter ones end without validation. Give the Trainer a "
+            "ShardDataModule(train=mixture), which counts each epoch"
+        )
 
     def sources_in(self, epoch: int) -> dict[str, tuple[int, float]]:
         """Return the rows of each source in an epoch over all ranks, and how many of its epochs these are."""
@@ -472,4 +473,4 @@ def _mixed(batch: Any, source: Tensor) -> AnyBatch:
 def _epoch_was_set(reference: weakref.ref[MixtureLoader]) -> None:
     loader = reference()
     if loader is not None and loader.sampler.is_of_trainer:
-        loader.warn_of_lengths()
+        loader.warn_of_lengths(loader.sampler.epoch)

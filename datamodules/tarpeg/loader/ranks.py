@@ -432,9 +432,8 @@ def _rank_in_mesh(given: Mesh) -> tuple[int, int]:
         )
     if not names and mesh.ndim != 1:
         raise ValueError(
-            f"mesh= has the dimensions {known or mesh.ndim}: give the names of those whose processes get "
-            f"different samples, such as mesh=(mesh, {known[0]!r}), or of several, such as "
-            f"mesh=(mesh, {known[0]!r}, {known[1]!r}) if one replicates and one shards the model"
+            f"mesh= has the dimensions {known}: name the one whose processes get different samples, such as "
+            f"mesh=(mesh, {known[0]!r}), or several, such as mesh=(mesh, 'dp_replicate', 'dp_shard')"
         )
     if wrong := [name for name in names if name not in known]:
         raise ValueError(

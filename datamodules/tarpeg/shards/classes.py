@@ -14,6 +14,7 @@ from ..files import read_regular, write_json
 from .manifest import names_in_order, read_manifest
 
 BACKGROUND = "__background__"  # the name of label 0 of data sets with objects
+MASK_NUMBER = "mask_number"  # field of an object with its number in a picture of objects
 _CLASSES = "classes.json"  # the numbers of the classes by name
 
 

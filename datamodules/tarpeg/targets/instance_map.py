@@ -14,6 +14,7 @@ from ..errors import ShardError, check_integer
 from ..sampling.geometry import Bool, Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
+from ..shards.classes import MASK_NUMBER
 from ..shards.joined import own_numbers
 from ..shards.source import Source, missing, plain, read_pictures, where_of
 from .annotations import FieldError, Place, as_json, read_objects, slices_of, table_of
@@ -104,8 +105,9 @@ class InstanceMap:
         labels: Table of the labels of the classes, as of ``Boxes``; needs ``divisor``.
         objects: JSON member and path of a list of objects, as of ``Boxes``; None: those in the picture.
         id: Field of an object with its number in the picture; None: they are numbered from 1 in their order,
-            as in VOC. An object whose number no pixel has is dropped by ``min_pixels``. Without
-            ``id`` a picture of colours or of 16 bits that shows none of its objects is a broken target.
+            as in VOC, or by ``mask_number``, which ``make_shards`` adds if it leaves out an object. An object
+            whose number no pixel has is dropped by ``min_pixels``. Without ``id`` a picture of colours or of
+            16 bits that shows none of its objects is a broken target.
         min_pixels: Objects with fewer pixels in the result are dropped.
         interpolation: "nearest-exact" or "nearest", as of ``Masks``.
 
@@ -300,7 +302,7 @@ class InstanceMap:
     def _parse(self, found: list[Any]) -> list[_Numbers]:
         """Return the numbers of the objects of samples, from the lists of their objects."""
         if self.id is None:
-            return [_Numbers(np.arange(1, len(each) + 1), 0) for each in found]
+            return [_Numbers(_numbers_in_order(each), 0) for each in found]
         assert self._place is not None
         numbers = []
         for number, each in enumerate(each for part in found for each in part):
@@ -440,3 +442,11 @@ class InstanceMap:
     def move(self, value: Instances, view: View) -> dict[str, Any]:
         """Return the dict of one image; see ``Target.move``."""
         return dicts_of(dropped([self.move_all([value], view)]), 1)[0]
+
+
+def _numbers_in_order(objects: Sequence[Mapping[str, Any]]) -> Int64:
+    """Return the numbers of objects that are numbered in their order, also of those left out since."""
+    numbers = [each.get(MASK_NUMBER, place) for place, each in enumerate(objects, start=1)]
+    if not all(type(number) is int and 0 < number < 1 << 24 for number in numbers):
+        raise FieldError(f"field {MASK_NUMBER!r} is {as_json(numbers)}, not the numbers of objects")
+    return np.array(numbers, np.int64)
