@@ -322,3 +322,23 @@ def test_train_and_val_have_one_table_and_workers_change_no_byte(tmp_path):
     rewrite(tmp_path, document)
     with pytest.raises(ShardError, match=r"label 3 is 'brush' in .* would be 'broom'"):
         pack(tmp_path, prefix="val")
+
+
+def test_a_file_with_a_bom_and_masks_numbered_in_the_order_of_objects_with_crowds(tmp_path):
+    document = coco(tmp_path)
+    first, second = (each for each in document["annotations"] if each["image_id"] == 102)
+    first["iscrowd"], second["iscrowd"] = 1, 0
+    rewrite(tmp_path, document)
+    path = tmp_path / "instances.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    masks(tmp_path, {each["file_name"][:-4]: (each["height"], each["width"]) for each in document["images"]})
+    found = {}
+    for name, given in (("alone", {}), ("with masks", {"masks": tmp_path / "masks"})):
+        texts = [
+            data
+            for member, data in together(pack(tmp_path, crowds=False, out=name, **given)).items()
+            if member.endswith("json")
+        ]
+        found[name] = {read["image_id"]: read["objects"] for read in map(json.loads, texts)}
+    assert [each["mask_number"] for each in found["with masks"][102]] == [2]
+    assert not any("mask_number" in each for objects in found["alone"].values() for each in objects)
