@@ -782,8 +782,9 @@ def _count_batches(trainer_of: weakref.ref[lightning.Trainer], loader_of: weakre
         fetcher.length = sized_len(combined)
         fetcher.done = False
     loop.max_batches = math.inf if fetcher.length is None else fetcher.length
-    if isinstance(trainer.val_check_interval, float) and isinstance(trainer.val_check_batch, int):
-        trainer.val_check_batch = max(1, int(loop.max_batches * trainer.val_check_interval))
+    interval = getattr(trainer, "val_check_interval", None)  # none for one in time
+    if isinstance(interval, float) and isinstance(trainer.val_check_batch, int):
+        trainer.val_check_batch = max(1, int(loop.max_batches * interval))
 
 
 def _warn_of_left_out(loop: Any) -> None:

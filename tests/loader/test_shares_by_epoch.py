@@ -239,3 +239,24 @@ def test_a_loader_beside_the_mixture_is_begun_once_per_epoch(tmp_path, mode):
 def test_a_schedule_ends_with_the_steps_if_they_are_fewer(tmp_path, max_steps):
     net = fitted(tmp_path, LONGER, Net(has_schedule=True), max_steps=max_steps)
     assert net.rates[-1] == pytest.approx(0, abs=1e-9) and min(net.rates[:-1]) > 0
+
+
+def test_validation_by_the_clock(tmp_path):
+    net = fitted(tmp_path, LONGER, val=VAL, num_sanity_val_steps=0, val_check_interval="00:00:01:00")
+    assert net.seen == planned(LONGER)
+
+
+def test_a_resumed_loader_without_a_data_module_warns_too(tmp_path):
+    options = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "accelerator": "cpu",
+        "default_root_dir": tmp_path,
+    }
+    every = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer = lightning.Trainer(max_epochs=3, callbacks=[every], **options)
+    trainer.fit(Net(), tarpeg.MixtureLoader(LONGER, 4, workers=0))
+    last = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))[-2]
+    trainer = lightning.Trainer(max_epochs=3, enable_checkpointing=False, **options)
+    with pytest.warns(UserWarning, match="Give the Trainer a ShardDataModule"):
+        trainer.fit(Net(), tarpeg.MixtureLoader(LONGER, 4, workers=0), ckpt_path=last, weights_only=False)

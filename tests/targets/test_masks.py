@@ -352,3 +352,18 @@ def test_tables_of_colours_in_data_modules_and_mixtures():
     mixture = tarpeg.Mixture({"x": split(32), "y": split(64)}, weights={"x": 0.5, "y": 0.5})
     loader = tarpeg.MixtureLoader(mixture, 4, workers=0)
     assert next(iter(loader))[1].double().mean(dim=(1, 2)).tolist() == [0.5, 0.5, 1, 1]
+
+
+def test_names_of_boxes_beside_masks_in_colours_are_compared():
+    colours = Masks("png", labels={(0, 0, 0): 0, (128, 64, 128): 1})
+    train, val = (
+        [Boxes("json:objects", labels=names), colours] for names in (["car", "cat"], ["cat", "car"])
+    )
+    data = tarpeg.ShardDataModule(
+        Split(scenes(), Whole((48, 64)), targets=train),
+        Split(scenes((48, 65)), Whole((48, 65)), targets=val),
+        allow_overlap=True,
+        **HERE,
+    )
+    with pytest.raises(ShardError, match="'car'"):
+        data.setup("fit")

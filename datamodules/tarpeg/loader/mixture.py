@@ -314,15 +314,15 @@ class MixtureLoader(Loader):
         return self._mixed.mixing.length(epoch)
 
     def warn_of_lengths(self, epoch: int) -> None:
-        """Warn once if a training goes on with an epoch of another length."""
-        lengths = [self.batches_in(each) for each in (max(epoch - 1, 0), epoch)]
-        if lengths[0] == lengths[1] or self._warned_of_lengths or not (self.training and self.ranks.is_first):
+        """Warn once if an epoch of a training has another length than the first, also after a resume."""
+        first, length = self.batches_in(0), self.batches_in(epoch)
+        if first == length or self._warned_of_lengths or not (self.training and self.ranks.is_first):
             return
         self._warned_of_lengths = True
         warn(
-            f"epoch {epoch} of {self.name} has {lengths[1]} batches, and the one before {lengths[0]}: a "
-            "Trainer counts those of its first epoch alone, so that the last batches of longer epochs are "
-            "left out, and shorter ones end without validation. Give the Trainer a "
+            f"epoch {epoch} of {self.name} has {length} batches, and the first has {first}: a Trainer counts "
+            "those of the first alone, so that the last batches of longer epochs are left out, unless a "
+            "limit leaves them out anyway, and shorter ones end without validation. Give the Trainer a "
             "ShardDataModule(train=mixture), which counts each epoch"
         )
 

@@ -323,11 +323,14 @@ def class_names(tables: Sequence[Any]) -> list[str] | None:
 
 
 def class_numbers(tables: Sequence[Any]) -> Mapping[str, int]:
-    """Return labels by name of tables ``labels=`` that are equal; {} without names, and for others."""
-    if not all(isinstance(value, str) for labels in tables for value in labels) or "coco" in tables:
-        return {}  # numbers or colours
-    found = [table_of(labels) or {} for labels in tables]
-    return found[0] if found and all(table == found[0] for table in found) else {}
+    """Return labels by name of tables ``labels=`` that are equal; {} without names, and for others.
+
+    Tables of colours, which masks beside boxes may have, do not count.
+    """
+    named = [labels for labels in tables if not any(isinstance(value, tuple) for value in labels)]
+    found = [{} if isinstance(labels, str) else table_of(labels) or {} for labels in named]
+    are_names = all(isinstance(name, str) for table in found for name in table)
+    return found[0] if found and are_names and all(table == found[0] for table in found) else {}
 
 
 def _is_label(label: Any) -> bool:
