@@ -346,7 +346,7 @@ class ShardDataModule(lightning.LightningDataModule):
         """Return how many batches of an epoch of train a Trainer takes, for schedules of a mixture.
 
         With shares by epoch, epochs of a mixture have several lengths, and
-        ``trainer.estimated_stepping_batches`` multiplies that of the epoch in which it is read.
+        ``trainer.estimated_stepping_batches`` takes all for as long as the one in which it is read.
 
         Raises:
             RuntimeError: Without a Trainer, and before Lightning has called ``train_dataloader``.
@@ -777,7 +777,7 @@ def _count_batches(trainer_of: weakref.ref[lightning.Trainer], loader_of: weakre
     if limits == combined.limits or not hasattr(combined, "_iterator"):
         return
     combined.limits = limits
-    if combined._iterator is not None:  # not begun anew: other loaders may have been resumed
+    if combined._iterator is not None:  # changed in place: a new one would lose the states of others
         combined._iterator.limits = limits
         fetcher.length = sized_len(combined)
         fetcher.done = False

@@ -203,16 +203,15 @@ def test_lists_with_folders_and_extensions(tmp_path):
 def test_masks_stay_with_their_objects_if_one_before_them_is_left_out(tmp_path):
     boxes = {"person": (5, 5, 25, 30), "bottle": (40, 10, 40, 22)}
     boxes |= {"dog": (50, 5, 70, 25), "car": (80, 20, 110, 60)}
-    numbers, objects = np.zeros((64, 128), np.uint8), ""
-    for number, (name, (left, top, right, bottom)) in enumerate(boxes.items(), start=1):
+    numbers = np.zeros((64, 128), np.uint8)
+    for number, (left, top, right, bottom) in enumerate(boxes.values(), start=1):
         numbers[top:bottom, left:right] = number
-        corners = f"<xmin>{left}</xmin><ymin>{top}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax>"
-        objects += f"<object><name>{name}</name><bndbox>{corners}</bndbox></object>"
+    objects = [(name, *box) for name, box in boxes.items()]
     for part in ("JPEGImages", "Annotations", "ImageSets/Main", "SegmentationObject"):
         (tmp_path / part).mkdir(parents=True)
     Image.new("RGB", (128, 64)).save(tmp_path / "JPEGImages" / "a.jpg")
     Image.fromarray(numbers).save(tmp_path / "SegmentationObject" / "a.png")
-    (tmp_path / "Annotations" / "a.xml").write_text(f"<annotation>{objects}</annotation>")
+    (tmp_path / "Annotations" / "a.xml").write_text(xml((64, 128), objects))
     # As Notepad writes it.
     (tmp_path / "ImageSets" / "Main" / "train.txt").write_bytes(b"\xef\xbb\xbfa\r\n")
     source = tarpeg.Voc(tmp_path, masks="SegmentationObject", one_based=False)

@@ -1,8 +1,10 @@
-"""A source as a user writes it."""
+"""Sources as a user writes them."""
 
 from __future__ import annotations
 
 import tarpeg
+
+from helpers.pictures import jpeg
 
 
 class OwnSource(tarpeg.Source):
@@ -22,3 +24,23 @@ class OwnSource(tarpeg.Source):
 
     def extensions(self, id):
         return self.shards.extensions(id)
+
+
+class Pictures(tarpeg.Source):
+    """JPEGs whose label is their number, beyond ``first``."""
+
+    def __init__(self, count, first):
+        self.files = [jpeg("420", 40, 48, first + seed) for seed in range(count)]
+        self.first = first
+
+    def __len__(self):
+        return len(self.files)
+
+    def keys(self, ids):
+        return [str(id) for id in ids]
+
+    def members(self, ids, extension):
+        return [self.files[id] if extension == "jpg" else str(self.first + id).encode() for id in ids]
+
+    def extensions(self, id):
+        return ["jpg", "cls"]

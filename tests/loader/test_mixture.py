@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
-from helpers.pictures import jpeg
+from helpers.own_source import Pictures
 from hypothesis import assume, given, settings, strategies as st
 from tarpeg import (
     CenterCrop,
@@ -20,27 +20,6 @@ from tarpeg import (
     ShardError,
     Split,
 )
-
-
-class Pictures(tarpeg.Source):
-    """JPEGs whose label is their number, beyond ``first``."""
-
-    def __init__(self, count, first):
-        self.files = [jpeg("420", 40, 48, first + seed) for seed in range(count)]
-        self.first = first
-
-    def __len__(self):
-        return len(self.files)
-
-    def keys(self, ids):
-        return [str(id) for id in ids]
-
-    def members(self, ids, extension):
-        return [self.files[id] if extension == "jpg" else str(self.first + id).encode() for id in ids]
-
-    def extensions(self, id):
-        return ["jpg", "cls"]
-
 
 SOURCES = {"a": Pictures(11, 0), "b": Pictures(7, 100), "c": Pictures(3, 200)}
 SPLITS = {

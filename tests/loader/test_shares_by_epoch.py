@@ -8,31 +8,12 @@ import lightning
 import pytest
 import tarpeg
 import torch
-from helpers.pictures import jpeg
+from helpers.own_source import Pictures
+from helpers.training import trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from training.schedules import with_cosine
-
-
-class Pictures(tarpeg.Source):
-    """JPEGs whose label is their number, beyond ``first``."""
-
-    def __init__(self, count, first):
-        self.file, self.first, self.count = jpeg("420", 16, 16, first), first, count
-
-    def __len__(self):
-        return self.count
-
-    def keys(self, ids):
-        return [str(self.first + id) for id in ids]
-
-    def members(self, ids, extension):
-        return [self.file if extension == "jpg" else str(self.first + id).encode() for id in ids]
-
-    def extensions(self, id):
-        return ["jpg", "cls"]
-
 
 SPLITS = {
     name: tarpeg.Split(Pictures(count, first), tarpeg.CenterCrop(16))
@@ -76,22 +57,14 @@ def data_of(mixture, val=None):
 
 def fitted(folder, mixture, net=None, ckpt_path=None, val=None, **options):
     net = net or Net()
-    options = {"max_epochs": EPOCHS, "enable_checkpointing": False, **options}
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        **options,
-    )
+    run = trainer(folder, **{"max_epochs": EPOCHS, **options})
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings(
             "ignore", ".*(does not have many workers|no `val_dataloader`|validation_step).*"
         )
         warnings.filterwarnings("ignore", ".*OMP_WAIT_POLICY.*|.*not empty.*|Be aware that.*|.*LeafSpec.*")
-        trainer.fit(net, data_of(mixture, val), ckpt_path=ckpt_path, weights_only=False)
+        run.fit(net, data_of(mixture, val), ckpt_path=ckpt_path, weights_only=False)
     return net
 
 
@@ -171,16 +144,10 @@ def test_a_schedule_ends_with_the_training(tmp_path, accumulate):
 def test_loaders_without_a_data_module_warn_once(tmp_path):
     for make in (lambda loader: loader, lambda loader: DataLoader(tarpeg.Dataset(loader), batch_size=None)):
         for mixture, count in ((LONGER, 1), (tarpeg.Mixture(SPLITS, weights=HALF), 0)):
-            trainer = lightning.Trainer(
-                accelerator="cpu",
-                logger=False,
-                enable_progress_bar=False,
-                enable_checkpointing=False,
-                max_epochs=3,
-            )
+            run = trainer(tmp_path, max_epochs=3)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                trainer.fit(Net(), make(tarpeg.MixtureLoader(mixture, 4, workers=0)))
+                run.fit(Net(), make(tarpeg.MixtureLoader(mixture, 4, workers=0)))
             words = [
                 str(each.message)
                 for each in caught
@@ -195,7 +162,7 @@ def test_batches_of_an_epoch_need_a_training():
 
 
 class Numbers(IterableDataset):
-    """Numbers from 0, with or without a length."""
+    """Numbers from 0, without a length."""
 
     def __iter__(self):
         return iter(range(40))
@@ -206,14 +173,14 @@ class Beside(tarpeg.ShardDataModule):
 
     def __init__(self, other):
         super().__init__(LONGER, batch_size=4, workers=0)
-        self.other, self.begun = other, 0
+        self.other = other
 
     def train_dataloader(self):
         return {"mixture": super().train_dataloader(), "other": self.other}
 
 
 @pytest.mark.parametrize("mode", ["list", "unknown"])
-def test_a_loader_beside_the_mixture_is_begun_once_per_epoch(tmp_path, mode):
+def test_a_loader_beside_the_mixture_keeps_its_order(tmp_path, mode):
     class Both(Net):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch["mixture"], batch_idx)
@@ -223,9 +190,8 @@ def test_a_loader_beside_the_mixture_is_begun_once_per_epoch(tmp_path, mode):
     others: dict[int, list[int]] = {}
     numbers = Numbers() if mode == "unknown" else list(range(2))
     data = Beside(DataLoader(numbers, batch_size=None))
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 3}
     net = Both()
-    lightning.Trainer(accelerator="cpu", default_root_dir=tmp_path, **options).fit(net, data)
+    trainer(tmp_path, max_epochs=3).fit(net, data)
     expected = planned(LONGER)
     if mode == "list":
         assert net.seen == {epoch: expected[epoch] for epoch in range(3)}
@@ -247,16 +213,10 @@ def test_validation_by_the_clock(tmp_path):
 
 
 def test_a_resumed_loader_without_a_data_module_warns_too(tmp_path):
-    options = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "accelerator": "cpu",
-        "default_root_dir": tmp_path,
-    }
     every = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
-    trainer = lightning.Trainer(max_epochs=3, callbacks=[every], **options)
-    trainer.fit(Net(), tarpeg.MixtureLoader(LONGER, 4, workers=0))
+    first = trainer(tmp_path, max_epochs=3, callbacks=[every], enable_checkpointing=True)
+    first.fit(Net(), tarpeg.MixtureLoader(LONGER, 4, workers=0))
     last = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))[-2]
-    trainer = lightning.Trainer(max_epochs=3, enable_checkpointing=False, **options)
+    loader, second = tarpeg.MixtureLoader(LONGER, 4, workers=0), trainer(tmp_path, max_epochs=3)
     with pytest.warns(UserWarning, match="Give the Trainer a ShardDataModule"):
-        trainer.fit(Net(), tarpeg.MixtureLoader(LONGER, 4, workers=0), ckpt_path=last, weights_only=False)
+        second.fit(Net(), loader, ckpt_path=last, weights_only=False)

@@ -71,8 +71,8 @@ class MaskFolder:
             names = [name for name in names if not name.startswith(f"{inside}{os.sep}")]
         if root.samefile(masks) and self.suffix:
             names = [name for name in names if not Path(name).stem.endswith(self.suffix)]
-        pngs = below(masks, ("png",))
-        known = {self._stem(os.path.relpath(path, masks)): os.path.relpath(path, masks) for path in pngs}
+        pngs = [os.path.relpath(path, masks) for path in below(masks, ("png",))]
+        known = {Path(png).with_suffix(""): png for png in pngs}
         found = {name: self._mask(name, known) for name in names}
         twice = [mask for mask, times in Counter(found.values()).most_common(1) if times > 1]
         if twice:
@@ -88,18 +88,13 @@ class MaskFolder:
                 images.append(keys.image(name, mask=str(masks / mask), mask_member=member))
             except BrokenError as error:
                 broken.append(str(error))
-        own = {os.path.normpath(masks / mask) for mask in found.values()}
-        alone = [path for path in pngs if Path(path).stem.endswith(self.suffix)]
-        alone = [path for path in alone if os.path.normpath(path) not in own]
+        own = {*found.values()}
+        alone = [str(masks / png) for png in pngs if png not in own and Path(png).stem.endswith(self.suffix)]
         notes = count("masks without an image", alone)
         return Listing(shuffled(images, self.seed), None, broken, notes)
 
-    def _mask(self, name: str, known: Mapping[str, str]) -> str:
-        """Return the path of the mask of an image, below the folder of masks; ``known``: by ``_stem``."""
+    def _mask(self, name: str, known: Mapping[Path, str]) -> str:
+        """Return the path of the mask of an image below the folder of masks, as are those of ``known``."""
         path = Path(name)
         mask = path.with_name(f"{path.stem.removesuffix(self.image_suffix)}{self.suffix}.png")
-        return known.get(self._stem(mask), str(mask))
-
-    @staticmethod
-    def _stem(path: str | Path) -> str:
-        return str(Path(path).with_suffix(""))
+        return known.get(mask.with_suffix(""), str(mask))
