@@ -21,6 +21,7 @@ from helpers.scripts import PATHS
 from helpers.training import Net, fitted, heavy, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from tarpeg.errors import ResumeError
+from torch.utils.data import DataLoader, IterableDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
@@ -434,8 +435,20 @@ class Both(Net):
         return super().training_step(batch["large"], index)
 
 
-@pytest.mark.parametrize("size", [7, 15])  # 2 and 4 batches, beside 6
-def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path, size, recwarn):
+class Beside(tarpeg.ShardDataModule):
+    """A small set beside a larger one."""
+
+    def __init__(self, photos, large, size):
+        split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), flip=0.5, subset=[*range(size)])
+        super().__init__(split, batch_size=4, keys=True, workers=0)
+        self.large = large
+
+    def train_dataloader(self):
+        return {"large": self.large, "small": super().train_dataloader()}
+
+
+@pytest.mark.parametrize(("size", "is_module"), [(7, False), (15, False), (15, True)])  # 2 or 4 batches of 6
+def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path, size, is_module, recwarn):
     def run(path=None):
         split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), flip=0.5)
         splits = {"large": split, "small": dataclasses.replace(split, subset=[*range(size)])}
@@ -443,10 +456,11 @@ def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path, s
             name: tarpeg.Loader(each, 4, keys=True, workers=0, augment=tarpeg.Augment())
             for name, each in splits.items()
         }
+        data = Beside(photos, loaders["large"], size) if is_module else loaders
         folder, net = tmp_path if path is None else tmp_path / "again", Both()
         folder.mkdir(exist_ok=True)
         settings = {"max_epochs": 3, "callbacks": [Every(folder)] * (path is None)}
-        trainer(folder, **settings).fit(net, loaders, ckpt_path=path)
+        trainer(folder, **settings).fit(net, data, ckpt_path=path)
         return [
             digest([large, small])
             for large, small in zip(net.seen["train"], net.seen["predict"], strict=True)
@@ -459,6 +473,39 @@ def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path, s
     for epoch in (0, 1):  # Lightning restores no state of loaders from these
         assert run(tmp_path / f"epoch{epoch}.ckpt") == whole[6 * (epoch + 1) :]
     assert not own_warnings(recwarn)
+
+
+class Small(Net):
+    """A network that trains on the small one of two sets."""
+
+    def training_step(self, batch, index):
+        return super().training_step(batch["small"], index)
+
+
+class Endless(IterableDataset):
+    """Items without a length and without a state."""
+
+    def __iter__(self):
+        return iter(range(7))
+
+
+@pytest.mark.parametrize("size", [7, 15, 23])  # 2, 4 and 6 batches, beside 7
+def test_a_loader_beside_one_without_a_length(photos, tmp_path, size):
+    """Lightning takes a batch before it sets the epoch, and has one more than it trains on."""
+
+    def run(path=None):
+        data = Beside(photos, DataLoader(Endless(), batch_size=None), size)
+        folder, net = tmp_path if path is None else tmp_path / "again", Small()
+        folder.mkdir(exist_ok=True)
+        settings = {"max_epochs": 2, "callbacks": [Every(folder)] * (path is None)}
+        trainer(folder, **settings).fit(net, data, ckpt_path=path)
+        return steps(net)
+
+    whole = run()
+    assert len({*whole}) == len(whole) == 14
+    for step in (*range(1, 7), *range(8, 14)):  # the other loader begins again, and the epoch is longer
+        rest = whole[step : 7 if step < 7 else 14]
+        assert run(tmp_path / f"step{step}.ckpt")[: len(rest)] == rest, step
 
 
 @pytest.mark.parametrize("kind", ["loader", "mixture"])

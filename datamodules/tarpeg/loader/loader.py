@@ -627,6 +627,8 @@ class Loader:
             del result  # memory that the consumer releases while it waits for the next batch is free at once
             yield batch
             del batch
+            if self._iterations == iteration:
+                self.sampler.goes_on(epoch)
             if positions is not None and k == first:
                 positions.go_on(epoch, first)
             if self._iterations != iteration:

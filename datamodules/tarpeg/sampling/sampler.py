@@ -500,11 +500,11 @@ class EpochCounter:
         """Set the epoch of the next ``iter()``. ValueError for what is no number of an epoch."""
         check_integer("epoch", epoch, 0, 2**31 - 1)
         epoch = int(epoch)  # of numpy
-        is_trainer = self.on_epoch is None and _is_trainer(sys._getframe(1))
-        resumed, _, is_end = self._resumed or (0, 0, False)
+        is_trainer = _is_trainer(sys._getframe(1))
         if self.on_epoch is not None:
-            self.epoch = self.on_epoch(epoch)
-        elif is_trainer and resumed >= LATER_PASS and resumed % LATER_PASS == epoch:  # in a further pass
+            epoch = self.on_epoch(epoch)
+        resumed, _, is_end = self._resumed or (0, 0, False)
+        if is_trainer and resumed >= LATER_PASS and resumed % LATER_PASS == epoch:  # in a further pass
             self.epoch = resumed + is_end * LATER_PASS
         else:
             self.epoch = epoch
@@ -515,9 +515,18 @@ class EpochCounter:
         if self.on_set is not None:
             self.on_set()
 
+    def goes_on(self, epoch: int) -> None:
+        """Take the epoch that was set for that of an iterator that goes on, if the Trainer has set it.
+
+        Of loaders that have no length together, Lightning takes a batch before it sets the first epoch of a
+        run, and goes on with the same iterator.
+        """
+        if self.is_set and self.is_of_trainer and epoch % LATER_PASS == self.epoch % LATER_PASS:
+            self.is_set, self.epoch = False, epoch + LATER_PASS
+
     @property
     def is_of_trainer(self) -> bool:
-        """Whether Lightning's Trainer has set the epoch, of a loader without a ``ShardDataModule``."""
+        """Whether Lightning's Trainer has set the epoch."""
         return self._step != 1
 
     def leave_trainer(self) -> None:
