@@ -126,6 +126,7 @@ def test_boxes_are_torchvisions_over_random_chains(chains=300):
         wanted = tv_tensors.BoundingBoxes(torch.from_numpy(raw), format="XYXY", canvas_size=stored)
         wanted = moved_by_torchvision(turned_by_torchvision(wanted, orientation), *drawn).numpy()
         is_there = visible > 0
+        assert not (moved[:, 2:] - moved[:, :2]).prod(axis=1)[~is_there].any(), drawn
         assert np.abs(moved - wanted)[is_there].max(initial=0) < 1e-4, drawn
         # An affine of torchvision makes a box again of one that its crop has left no size.
         (top, left, rows, columns) = drawn[1]
@@ -133,6 +134,23 @@ def test_boxes_are_torchvisions_over_random_chains(chains=300):
         is_outside = ((given[:, 2:] <= (left, top)) | (given[:, :2] >= end)).any(axis=1)
         is_empty = (wanted[:, 2:] - wanted[:, :2]).prod(axis=1) < 1e-6
         assert (is_outside | is_there | is_empty).all(), drawn
+
+
+@pytest.mark.parametrize("is_policy", [False, True])
+def test_a_box_outside_the_crop_does_not_come_back_if_the_result_is_turned(is_policy):
+    transform = v2.Compose([v2.RandomCrop(20)] + [v2.RandomAffine((15, 15))] * is_policy)
+    corners = np.array([(x, y) for y in range(1, 40, 10) for x in range(1, 40, 10)])
+    source = Scenes({number: objects(*((x, y, 8, 8) for x, y in corners.tolist())) for number in range(12)})
+    split = tarpeg.Split(source, transform=transform, targets=tarpeg.Boxes("json:objects"))
+    augment = None if is_policy else tarpeg.Augment(affine=tarpeg.Affine(degrees=(15, 15)))
+    loader = tarpeg.Loader(split, batch_size=12, workers=0, augment=augment, training=True)
+    crops = next(loader.views(0))[0].boxes
+    _, targets = next(iter(loader))
+    counts = [len(target["boxes"]) for target in targets]
+    for (top, left, _, _), found in zip(crops.tolist(), counts, strict=True):
+        is_within = ((corners < (left + 20, top + 20)) & (corners + 8 > (left, top))).all(axis=1)
+        assert found <= is_within.sum()  # the turn takes some out
+    assert max(counts) > 2
 
 
 def test_boxes_are_in_upright_pixels():

@@ -394,6 +394,8 @@ class View:
                 left, shares = steps.rows(~ends_within).clipped(unmoved[some][:, [0, 1, 3, 2]], self.size)
                 low[some], high[some] = left.min(axis=1), left.max(axis=1)
                 visible[some] *= shares
+            # One that the crop left a side alone would have a size again, turned.
+            high = np.where(visible[:, None] > 0, high, low)
             moved = np.concatenate([_limited(low, 0.0, result), _limited(high, 0.0, result)], axis=1)
             visible *= _share(moved[:, 2:] - moved[:, :2], high - low)
         return moved, visible
