@@ -336,6 +336,7 @@ class ShardDataModule(lightning.LightningDataModule):
             self._resume = None
         if self.trainer is not None:
             trainer, sampler = weakref.proxy(self.trainer), loader.sampler
+            sampler.is_over = partial(_is_over, trainer)
             sampler.on_epoch = partial(_epoch_of_a_restart, trainer, weakref.proxy(sampler))
             loader.unused = partial(_batches_under_way, weakref.ref(self.trainer))
             if isinstance(loader, MixtureLoader):
@@ -785,6 +786,12 @@ def _count_batches(trainer_of: weakref.ref[lightning.Trainer], loader_of: weakre
     interval = getattr(trainer, "val_check_interval", None)  # none for one in time
     if isinstance(interval, float) and isinstance(trainer.val_check_batch, int):
         trainer.val_check_batch = max(1, int(loop.max_batches * interval))
+
+
+def _is_over(trainer: lightning.Trainer) -> bool:
+    """Whether the checkpoint from which a Trainer begins is from the end of an epoch."""
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress
+    return bool(batches.is_last_batch and batches.current.ready == batches.current.processed)
 
 
 def _warn_of_left_out(loop: Any) -> None:

@@ -20,6 +20,7 @@ from helpers.loaders import ALL, digest, keys_of, load
 from helpers.scripts import PATHS
 from helpers.training import Net, fitted, heavy, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from tarpeg.errors import ResumeError
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -506,6 +507,38 @@ def test_a_loader_beside_one_without_a_length(photos, tmp_path, size):
     for step in (*range(1, 7), *range(8, 14)):  # the other loader begins again, and the epoch is longer
         rest = whole[step : 7 if step < 7 else 14]
         assert run(tmp_path / f"step{step}.ckpt")[: len(rest)] == rest, step
+    for name in ("step7", "epoch0"):
+        assert run(tmp_path / f"{name}.ckpt") == whole[7:], name
+
+
+def test_a_loader_that_has_ended_before_another_one_does_not_begin_again(photos, tmp_path):
+    class Padded(Beside):
+        def train_dataloader(self):
+            return CombinedLoader(super().train_dataloader(), "max_size")
+
+    class Seen(Small):
+        def training_step(self, batch, index):
+            keys.append(batch["small"] and batch["small"].key)
+            return batch["small"] and super().training_step(batch, index)
+
+    every = Every(tmp_path)
+    for path in (None, tmp_path / "step4.ckpt"):
+        keys: list[list[str] | None] = []
+        data = Padded(photos, DataLoader(Endless(), batch_size=None), 7)
+        trainer(tmp_path, max_epochs=1, callbacks=[every] * (path is None)).fit(Seen(), data, ckpt_path=path)
+        assert [len(each or ()) for each in keys] == ([4, 3, 0, 0, 0, 0, 0] if path is None else [0] * 7)
+
+
+def test_a_plain_loader_beside_one_without_a_length_warns_of_another_epoch(photos, tmp_path):
+    for path in (None, tmp_path / "epoch0.ckpt"):
+        small = tarpeg.Loader(tarpeg.Split(photos, tarpeg.CenterCrop(16), subset=[*range(15)]), 4, workers=0)
+        loaders = {"small": small, "large": DataLoader(Endless(), batch_size=None)}
+        fit = trainer(tmp_path, max_epochs=2, callbacks=[Every(tmp_path)] * (path is None)).fit
+        if path is None:
+            fit(Small(), loaders)
+        else:
+            with pytest.warns(UserWarning, match="epoch 1 goes on with batches of epoch 0.*ShardDataModule"):
+                fit(Small(), loaders, ckpt_path=path)
 
 
 @pytest.mark.parametrize("kind", ["loader", "mixture"])

@@ -198,6 +198,7 @@ class Loader:
         self._sums_up = self.config.on_error != "raise" and not (training or split.streaming)
         self._epoch = 0
         self._delivered = 0
+        self._is_exhausted = False  # the iterator has raised StopIteration
         self._iterations = 0
         self._has_warned_of_non_jpeg = False
         self._has_warned_of_decoded = False
@@ -465,7 +466,8 @@ class Loader:
             # Lightning sets the epoch of a stream without a length after its first batch.
             epoch, first = self.sampler.place
             return {"epoch": epoch, "batches": first, "len": self._feed.length_in_state(first)}
-        used = max(self._delivered - self.unused(), 0)
+        # Lightning's CombinedLoader("max_size") goes on without it.
+        used = max(self._delivered - (0 if self._is_exhausted else self.unused()), 0)
         return {"epoch": self._epoch, "batches": used, "len": self._feed.length_in_state(self._delivered)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -587,6 +589,7 @@ class Loader:
         iteration = self._iterations
         is_set = self.sampler.is_set
         self._epoch, self._delivered = self.sampler.begin()
+        self._is_exhausted = False
         positions, first = self._positions, self._delivered
         self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
         self._bad_before, is_on_device = self.substituted, self.config.decodes_on_device
@@ -601,6 +604,7 @@ class Loader:
             if positions is not None and count is not None and self.training:
                 positions.check(epoch, k - first, count - first, is_set=is_set)
             if k == count:
+                self._is_exhausted = True
                 return
             if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork
                 owner = os.getpid()
@@ -627,7 +631,7 @@ class Loader:
             del result  # memory that the consumer releases while it waits for the next batch is free at once
             yield batch
             del batch
-            if self._iterations == iteration:
+            if self.sampler.is_set and self._iterations == iteration:
                 self.sampler.goes_on(epoch)
             if positions is not None and k == first:
                 positions.go_on(epoch, first)
@@ -714,9 +718,10 @@ class Loader:
             where, about = f" on rank {self.ranks.rank}", "about "
         samples = self._feed.samples_per_rank(self._delivered)
         what = "the samples in their place" if self.config.on_error == "substitute" else "the others alone"
+        remedy = "leaves such images out" + ", and lists such targets" * (self.split.targets is not None)
         warn(
             f"{self.name}: {bad} of {about}{samples:.0f} images{where} cannot be decoded{self._or_targets}: "
-            f"metrics count {what}. tarpeg.build_cache leaves such images out."
+            f"metrics count {what}. tarpeg.build_cache {remedy}."
         )
 
     def _warn(self, result: FetchResult) -> None:

@@ -480,20 +480,23 @@ class EpochCounter:
     and shares that change with the epoch are those of e.
 
     Attributes:
+        is_over: Of a loader that a Trainer has: whether the epoch of a state that was loaded is over.
         on_epoch: Called first by ``set_epoch``; returns the epoch in place of the one it gets.
         on_set: Called last by ``set_epoch``.
         epoch: The epoch of the next ``iter()``.
         is_set: Whether ``set_epoch`` was called for it.
-        has_state: Whether ``resume`` was called after the last ``set_epoch``. Of a stream without a length
-            Lightning takes a batch before it sets the epoch.
+        has_state: Whether ``resume`` was called after the last ``set_epoch``. Of loaders without a length,
+            or beside one, Lightning takes a batch before it sets the first epoch of a run.
     """
 
     def __init__(self) -> None:
+        self.is_over: Callable[[], bool] | None = None
         self.on_epoch: Callable[[int], int] | None = None
         self.on_set: Callable[[], None] | None = None
         self.epoch = 0
         self.is_set, self.has_state = False, False
         self._resumed: tuple[int, int, bool] | None = None
+        self._is_ahead = False  # begun, of a resumed Trainer that has not set the epoch
         self._step = 1  # to the epoch of a pass for which none is set
 
     def set_epoch(self, epoch: int) -> None:
@@ -516,13 +519,16 @@ class EpochCounter:
             self.on_set()
 
     def goes_on(self, epoch: int) -> None:
-        """Take the epoch that was set for that of an iterator that goes on, if the Trainer has set it.
-
-        Of loaders that have no length together, Lightning takes a batch before it sets the first epoch of a
-        run, and goes on with the same iterator.
-        """
-        if self.is_set and self.is_of_trainer and epoch % LATER_PASS == self.epoch % LATER_PASS:
-            self.is_set, self.epoch = False, epoch + LATER_PASS
+        """Note that the iterator of an epoch goes on, although one was set after it had begun."""
+        if not self.is_of_trainer:
+            return
+        if epoch % LATER_PASS != self.epoch % LATER_PASS:
+            warn(
+                f"Lightning's epoch {self.epoch % LATER_PASS} goes on with batches of epoch "
+                f"{epoch % LATER_PASS}: beside a loader without a length it takes a batch before it sets the "
+                "epoch. Give the Trainer a ShardDataModule, which follows it."
+            )
+        self.is_set, self._resumed, self.epoch = False, None, epoch + LATER_PASS
 
     @property
     def is_of_trainer(self) -> bool:
@@ -569,6 +575,7 @@ class EpochCounter:
 
     def begin(self) -> tuple[int, int]:
         """Return the epoch that begins now and its first batch, and advance."""
+        is_ahead = self._begin_ahead()
         epoch, begins = self.place
         resumed, first, is_end = self._resumed or (epoch, 0, False)
         if resumed < epoch and first and not is_end:
@@ -585,9 +592,26 @@ class EpochCounter:
                 "set_epoch out."
             )
         is_of_state = self._resumed is not None and self._step == 1
-        self.is_set, self._resumed = False, None
+        self.is_set = False
+        if is_ahead:  # set_epoch() needs what was resumed
+            self.epoch = epoch + LATER_PASS
+            return epoch, begins
+        self._resumed = None
         self.epoch = _following(epoch) if is_of_state else epoch + self._step
         return epoch, begins
+
+    def _begin_ahead(self) -> bool:
+        """Go to where a resumed Trainer begins, and return True, if it has not set its epoch yet."""
+        if self.is_over is None or self.is_set or self._resumed is None or self._is_ahead:
+            self._is_ahead = False
+            return False
+        epoch, _, is_end = self._resumed
+        if self.is_over() and not is_end:  # of another loader, which has ended
+            self.resume(epoch, 0, is_end=True)
+        elif is_end and not self.is_over():  # nothing comes of this pass
+            self.epoch = epoch
+        self._is_ahead = True
+        return True
 
 
 def _following(epoch: int) -> int:
