@@ -67,7 +67,7 @@ def run(config: DictConfig) -> None:
         profiler=instantiate(config.profiler) or None,
     )
 
-    check_processes(trainer)
+    check_processes(trainer.world_size)
     checkpoint = {"ckpt_path": config.ckpt_path, "weights_only": not config.trust_ckpt}
     if config.predict is not None:
         trainer.predict(model, datamodule=data, return_predictions=False, **checkpoint)

@@ -45,6 +45,9 @@ def check_trainer(config: Mapping[str, Any]) -> None:
             f"trainer.accelerator={accelerator}, and torch finds no GPU here: give trainer.accelerator=cpu "
             "(trainer=cpu), or see `python tools/doctor.py`"
         )
+    devices, nodes = config.get("devices"), config.get("num_nodes", 1)
+    if isinstance(devices, int) and isinstance(nodes, int) and devices * nodes > 1:
+        check_processes(devices * nodes)
 
 
 def check_arrays(data: Any, path: str = "data") -> None:
@@ -63,17 +66,18 @@ def check_arrays(data: Any, path: str = "data") -> None:
             check_arrays(value, f"{path}.{name}")
 
 
-def check_processes(trainer: lightning.Trainer) -> None:
-    """Raise ConfigError if torchrun has started processes that the trainer does not join.
+def check_processes(count: int) -> None:
+    """Raise ConfigError if torchrun has started another number of processes than the trainer has.
 
-    Each would train a network of its own, and all would write the same files.
+    Of a trainer of one process each would train a network of its own, and all would write the same files.
     """
     started, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if "TORCHELASTIC_RUN_ID" in os.environ and started > 1 and trainer.world_size == 1:
+    if "TORCHELASTIC_RUN_ID" in os.environ and started > 1 and started != count:
         nodes = f" +trainer.num_nodes={started // here}" * (started > here)
+        alone = ", so that each would train a network of its own" * (count == 1)
         raise ConfigError(
-            f"torchrun has started {started} processes, and this trainer uses one, so that each would train "
-            f"a network of its own: give trainer=ddp trainer.devices={here}{nodes}"
+            f"torchrun has started {started} processes, and this trainer uses {count}{alone}: give "
+            f"trainer=ddp trainer.devices={here}{nodes}"
         )
 
 

@@ -271,6 +271,10 @@ def test_objects_without_a_size_are_left_out_alone(tmp_path, caplog):
         ('{"images": [], "annotations": [' + "[" * 100_000, "nested too deeply|is not JSON"),
         ('{"images": [], "categories": []}', "is not a file of COCO's form.*annotations"),
         ('{"images": [], "annotations": [], "categories": []}', "no image .* is left"),
+        (
+            '{"images": [], "annotations": [{"image_id": 1, "segments_info": []}], "categories": []}',
+            "is a panoptic file",
+        ),
     ],
 )
 def test_files_that_are_not_of_coco(tmp_path, text, reason):

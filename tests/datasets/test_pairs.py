@@ -66,3 +66,20 @@ def test_masks_of_any_case_of_their_extension(tmp_path):
         Image.new("L", (8, 8)).save(tmp_path / "masks" / f"{name}.PNG")
     source = tarpeg.MaskFolder(tmp_path / "images", tmp_path / "masks")
     assert make_shards(tmp_path / "shards", source, workers=0).samples == 2
+
+
+def test_masks_in_the_folder_of_the_images_need_a_suffix(tmp_path):
+    for name in ("a.png", "a_mask.png"):
+        Image.new("L", (8, 8)).save(tmp_path / name)
+    with pytest.raises(ShardError, match=r"are one folder, in which .* give suffix="):
+        make_shards(tmp_path / "out", tarpeg.MaskFolder(tmp_path, tmp_path), workers=0)
+
+
+def test_masks_that_are_no_pngs_are_named(tmp_path):
+    fill(tmp_path, ["a", "b"])
+    mask = tmp_path / "masks" / "b.png"
+    Image.open(mask).save(mask.with_suffix(".tif"))
+    mask.unlink()
+    source = tarpeg.MaskFolder(tmp_path / "images", tmp_path / "masks")
+    (line,) = make_shards(tmp_path / "out", source, workers=0).left_out
+    assert line.startswith(f"{mask.with_suffix('.tif')}: masks are PNGs")

@@ -24,7 +24,7 @@ from helpers.loaders import ALL, digest, keys_of, load
 from helpers.scripts import wait_until
 from helpers.small_tars import sample
 from tarpeg import CenterCrop, DecodeError, Loader, Split
-from tarpeg.errors import warn
+from tarpeg.errors import ShardError, warn
 from tarpeg.loader import feeds as room
 from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.feeds import read_ahead, readahead_depth
@@ -475,3 +475,9 @@ def test_a_daemonic_process_uses_threads(photos, monkeypatch):
         next(iter(loader))
     with contextlib.closing(load(photos, batch_size=4, workers=0, threads=1)) as loader:
         assert len(list(loader)) == len(loader)
+
+
+def test_fewer_samples_than_ranks_name_their_split(photos):
+    split = tarpeg.Split(photos, tarpeg.CenterCrop(8), subset=[3])
+    with pytest.raises(ShardError, match=r"^the val split has 1 sample, too few for 2 ranks"):
+        tarpeg.Loader(split, 4, rank=0, world=2, name="val")

@@ -631,15 +631,22 @@ def test_arrays_and_gpus_that_are_not_there_are_one_line(tmp_path, monkeypatch):
     check_trainer({"accelerator": "auto"})
 
 
-def test_processes_of_torchrun_that_the_trainer_does_not_join_are_one_line(monkeypatch):
-    trainer = lightning.Trainer(accelerator="cpu", devices=1, logger=False)
+@pytest.mark.parametrize("count", [1, 2])
+def test_processes_of_torchrun_that_the_trainer_does_not_join_are_one_line(monkeypatch, count):
+    settings = {"accelerator": "cpu", "devices": count}
     monkeypatch.setenv("WORLD_SIZE", "4")
-    check_processes(trainer)  # of another launcher
+    check_trainer(settings)  # of another launcher
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     for here, more in ((4, ""), (2, r" \+trainer\.num_nodes=2")):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
-        with pytest.raises(ConfigError, match=rf"started 4 .* trainer=ddp trainer\.devices={here}{more}$"):
-            check_processes(trainer)
+        words = rf"started 4 .* uses {count}\b.* trainer=ddp trainer\.devices={here}{more}$"
+        with pytest.raises(ConfigError, match=words):
+            check_processes(count)
+    check_processes(4)
+    if count > 1:
+        with pytest.raises(ConfigError, match="uses 2"):
+            check_trainer(settings)
+        check_trainer({**settings, "num_nodes": 2})
 
 
 def test_numbers_of_samples_that_are_not_there_are_one_line(photos):

@@ -59,6 +59,7 @@ class _File(msgspec.Struct):
 
 class _Owner(msgspec.Struct):
     image_id: int | str
+    segments_info: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True)
@@ -203,10 +204,18 @@ class Coco:
         decoder = msgspec.json.Decoder(_Owner)
         for number, raw in enumerate(file.annotations):
             try:
-                image = decoder.decode(raw).image_id
+                owner = decoder.decode(raw)
             except msgspec.ValidationError as error:
                 broken.append(f"{self.annotations}: annotations.{number}: {error}")
                 continue
+            if owner.segments_info is not msgspec.UNSET:
+                raise ShardError(
+                    f"annotations={self.annotations!r} is a panoptic file, with one annotation per image. "
+                    "Write each of its segments_info as an annotation of that image_id, with its id, "
+                    'category_id, bbox and iscrowd; the masks are those of InstanceMap("png", '
+                    'objects="json:objects", id="id")'
+                )
+            image = owner.image_id
             if image in known:
                 own[image].append(raw)
             else:

@@ -69,7 +69,12 @@ class MaskFolder:
         inside = os.path.relpath(masks, root)
         if inside != "." and not inside.startswith(".."):  # masks are no images
             names = [name for name in names if not name.startswith(f"{inside}{os.sep}")]
-        if root.samefile(masks) and self.suffix:
+        if root.samefile(masks):
+            if not self.suffix:
+                raise ShardError(
+                    f"images={self.images!r} and masks={self.masks!r} are one folder, in which a PNG is "
+                    'its own mask: give suffix=, the end of the names of masks, such as "_mask"'
+                )
             names = [name for name in names if not Path(name).stem.endswith(self.suffix)]
         pngs = [os.path.relpath(path, masks) for path in below(masks, ("png",))]
         known = {Path(png).with_suffix(""): png for png in pngs}
@@ -80,9 +85,16 @@ class MaskFolder:
             raise ShardError(f"images={self.images!r}: {' and '.join(both)} have one mask, {twice[0]}")
         member, broken = mask_member(names), []
         keys, images = Keys(str(root)), list[AnnotatedImage]()
+        others = dict[Path, Path]()
+        if not {*found.values()} <= {*pngs}:
+            others = {path.with_suffix(""): path for path in map(Path, images_below(masks))}
         for name, mask in found.items():
             if not Path(name).stem.endswith(self.image_suffix):
                 broken.append(f"{root / name}: its name does not end with image_suffix={self.image_suffix!r}")
+                continue
+            other = None if mask in pngs else others.get((masks / mask).with_suffix(""))
+            if other is not None:
+                broken.append(f"{other}: masks are PNGs. Convert it to one, with the same numbers of classes")
                 continue
             try:
                 images.append(keys.image(name, mask=str(masks / mask), mask_member=member))

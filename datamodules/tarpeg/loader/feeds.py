@@ -92,10 +92,23 @@ class IndexedFeed:
     to_request: ToRequest | None = None
 
     def __init__(
-        self, source: Source, split: Split, config: LoaderConfig, ranks: DataRank, *, training: bool
+        self,
+        source: Source,
+        split: Split,
+        config: LoaderConfig,
+        ranks: DataRank,
+        *,
+        name: str,
+        training: bool,
     ) -> None:
         self.source = source
         self.order = split.sampler(source, config.seed, training)
+        samples = len(self.order)
+        if samples < ranks.world:
+            raise ShardError(
+                f"the {name} split has {samples} sample{'s' * (samples != 1)}, too few for {ranks.world} "
+                "ranks: each needs at least one. Add samples, or use fewer ranks."
+            )
         self.epochs = EpochCounter()
         self.candidates = self.order.candidates()
         self._seed, self._ranks, self._channels = config.seed, ranks, split.channels
@@ -198,7 +211,7 @@ def feed_of(
     """Return the feed of the split ``name``: of its opened samples, or of a stream if ``source`` is None."""
     if source is None:
         return StreamedFeed(split, config, ranks, name=name, training=training)
-    return IndexedFeed(source, split, config, ranks, training=training)
+    return IndexedFeed(source, split, config, ranks, name=name, training=training)
 
 
 def _batches_of(

@@ -220,7 +220,7 @@ def _with_colours(
     images: Tensor, programs: Mapping[str, Any] | None, colours: Mapping[str, Number | None]
 ) -> tuple[Tensor, Mapping[str, Any] | None]:
     """Return the images and the arguments of ``run_programs`` that end with the given changes of colour."""
-    count = len(images)
+    count = images.shape[0]  # a symbol in torch.export; len() is a number there
     given: dict[str, Tensor] = {}
     for name, value in colours.items():
         if value is not None:
