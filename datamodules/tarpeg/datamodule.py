@@ -55,7 +55,8 @@ log = logging.getLogger("tarpeg")
 
 _NOT_AUGMENTED = (
     "augment= is not applied to these batches of train: give a Trainer the ShardDataModule itself, "
-    "trainer.fit(model, data); in a loop of your own, iterate data.augmented(data.train_dataloader())"
+    "trainer.fit(model, data), whose on_after_batch_transfer() gets the batches as they are; in a loop of "
+    "your own, iterate data.augmented(data.train_dataloader())"
 )
 
 
@@ -336,7 +337,6 @@ class ShardDataModule(lightning.LightningDataModule):
             self._resume = None
         if self.trainer is not None:
             trainer, sampler = weakref.proxy(self.trainer), loader.sampler
-            sampler.is_over = partial(_is_over, trainer)
             sampler.on_epoch = partial(_epoch_of_a_restart, trainer, weakref.proxy(sampler))
             loader.unused = partial(_batches_under_way, weakref.ref(self.trainer))
             if isinstance(loader, MixtureLoader):
@@ -387,10 +387,10 @@ class ShardDataModule(lightning.LightningDataModule):
         """Augment the images on their device, then call the hook of this name of the LightningModule."""
         if self._is_in_hook:  # which may call this one
             return batch
-        if isinstance(batch, AnyBatch) and isinstance(batch.image, GatheredImages):
-            batch = batch.image.loader.arrived(batch, self.augment)
-        if self.augment is not None and isinstance(batch, AnyBatch):
-            batch = self._augment_on_arrival(batch, dataloader_idx)
+        if isinstance(batch, AnyBatch):
+            batch = self._arrived(batch, self._split_of(dataloader_idx))
+        elif self.trainer is not None:
+            batch = self._with_own_arrived(batch, _loaders_at_work(self.trainer))
         if self.trainer is None:
             return batch
         self._is_in_hook = True
@@ -487,11 +487,26 @@ class ShardDataModule(lightning.LightningDataModule):
                 target: Any = split.label_reader(source) or split.target
                 explain_refused_label(exception, source, target)
 
-    def _augment_on_arrival(self, batch: AnyBatch, dataloader_idx: int) -> AnyBatch:
-        """Augment a batch of the Trainer's stage; without a Trainer, of the mode of ``augment``."""
-        assert self.augment is not None
+    def _with_own_arrived(self, batch: Any, loaders: Any) -> Any:
+        """Return a batch of several loaders, in a dict or list as they are; those of others as they are."""
+        if isinstance(loaders, Loader):
+            is_own = isinstance(batch, AnyBatch) and loaders in self._in_use()
+            return self._arrived(batch, loaders.split) if is_own else batch
+        if isinstance(loaders, Mapping) and isinstance(batch, dict) and {*loaders} == {*batch}:
+            return {name: self._with_own_arrived(part, loaders[name]) for name, part in batch.items()}
+        is_list = isinstance(loaders, (list, tuple)) and type(batch) in (list, tuple)
+        if is_list and len(loaders) == len(batch):
+            pairs = zip(batch, loaders, strict=True)
+            return type(batch)(self._with_own_arrived(part, loader) for part, loader in pairs)
+        return batch
+
+    def _arrived(self, batch: AnyBatch, split: Split | None) -> AnyBatch:
+        """Decode and augment a batch, for the Trainer's stage; without one, for the mode of ``augment``."""
+        if isinstance(batch.image, GatheredImages):
+            batch = batch.image.loader.arrived(batch, self.augment)
+        if self.augment is None:
+            return batch
         is_training = self.augment.training if self.trainer is None else self.trainer.training
-        split = self._split_of(dataloader_idx)
         request = None
         if is_training and self._train is not None:
             request = self._train.claim()
@@ -693,7 +708,8 @@ class ShardDataModule(lightning.LightningDataModule):
             if is_train:
                 check_mixed_labels(part, fetcher, self.augment)
         self._keep(loader)
-        if is_train and loader.ranks.is_first and self.augment is not None and self._has_own_hook:
+        is_plain = self.augment is not None and loader.pixels.dtype == torch.uint8
+        if is_train and loader.ranks.is_first and is_plain and self._has_own_hook:
             loader.unclaimed_notice = _NOT_AUGMENTED
         if self.trainer is not None:
             if self.augment is not None:
@@ -725,6 +741,15 @@ class ShardDataModule(lightning.LightningDataModule):
         has_all = self._has_all
         own = (found for found, of in self._loaders if has_all or of() is self.trainer)
         return [loader for found in own if (loader := found()) is not None]
+
+
+def _loaders_at_work(trainer: lightning.Trainer) -> Any:
+    """Return the loaders of the Trainer's stage, in a dict or list as they were given."""
+    if trainer.training:
+        return trainer.train_dataloader
+    if trainer.validating or trainer.sanity_checking:
+        return trainer.val_dataloaders
+    return trainer.test_dataloaders if trainer.testing else trainer.predict_dataloaders
 
 
 def _no_trainer() -> None:
@@ -786,12 +811,6 @@ def _count_batches(trainer_of: weakref.ref[lightning.Trainer], loader_of: weakre
     interval = getattr(trainer, "val_check_interval", None)  # none for one in time
     if isinstance(interval, float) and isinstance(trainer.val_check_batch, int):
         trainer.val_check_batch = max(1, int(loop.max_batches * interval))
-
-
-def _is_over(trainer: lightning.Trainer) -> bool:
-    """Whether the checkpoint from which a Trainer begins is from the end of an epoch."""
-    batches: Any = trainer.fit_loop.epoch_loop.batch_progress
-    return bool(batches.is_last_batch and batches.current.ready == batches.current.processed)
 
 
 def _warn_of_left_out(loop: Any) -> None:

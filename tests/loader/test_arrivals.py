@@ -212,3 +212,20 @@ def test_damage_in_the_last_batch_is_reported_when_a_run_ends(rotten, tmp_path):
     data = ShardDataModule(train=split, batch_size=1, workers=0, decode="device", max_bad=1.0)
     with pytest.warns(UserWarning, match="k0003.*label -100"):
         fitted(tmp_path, data)
+
+
+def test_batches_in_a_dict_are_decoded_and_augmented(cache, tmp_path):
+    class Dict(ShardDataModule):
+        def train_dataloader(self):
+            return {"own": super().train_dataloader()}
+
+    class OfOwn(Net):
+        def training_step(self, batch, index):
+            return super().training_step(batch["own"], index)
+
+    found = []
+    for decode in ("cpu", "device"):
+        split = Split(cache, RandomResizedCrop(32))
+        data = Dict(split, batch_size=4, workers=0, keys=True, decode=decode, augment=heavy())
+        found.append(fitted(tmp_path, data, OfOwn()).seen["train"])
+    same(*found)

@@ -25,6 +25,7 @@ from tarpeg import (
     Streaming,
 )
 from tarpeg.loader.augmenting import augment_on_arrival
+from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
@@ -358,3 +359,31 @@ def test_a_module_of_ones_own_is_seeded_per_batch(photos):
     other = resumed.train_dataloader()
     other.load_state_dict(loader.state_dict())
     assert epoch + digests(resumed.augmented(other)) == undisturbed
+
+
+class Beside(ShardDataModule):
+    """Batches of train beside numbers, in ``form``."""
+
+    form: type = dict
+
+    def train_dataloader(self):
+        own, numbers = super().train_dataloader(), DataLoader(list(range(6)), batch_size=None)
+        return {"own": own, "numbers": numbers} if self.form is dict else self.form([numbers, own])
+
+
+class OfOwn(Net):
+    """A network that trains on the part of ``Beside``."""
+
+    def training_step(self, batch, index):
+        return super().training_step(batch["own"] if isinstance(batch, dict) else batch[1], index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("form", [dict, list, tuple])
+@pytest.mark.filterwarnings("error:augment= is not applied")
+def test_batches_beside_others_are_augmented(photos, tmp_path, form, workers):
+    expected = trained(tmp_path, module(photos, augment=heavy(), workers=workers), epochs=1)
+    split = Split(photos, RandomResizedCrop(16), flip=0.5)
+    data = Beside(split, batch_size=4, keys=True, workers=workers, augment=heavy())
+    data.form = form
+    assert digests(fitted(tmp_path, data, OfOwn(), max_epochs=1).seen["train"]) == expected

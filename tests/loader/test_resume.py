@@ -441,7 +441,7 @@ class Beside(tarpeg.ShardDataModule):
 
     def __init__(self, photos, large, size):
         split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), flip=0.5, subset=[*range(size)])
-        super().__init__(split, batch_size=4, keys=True, workers=0)
+        super().__init__(split, batch_size=4, keys=True, workers=0, augment=heavy())
         self.large = large
 
     def train_dataloader(self):
@@ -529,16 +529,36 @@ def test_a_loader_that_has_ended_before_another_one_does_not_begin_again(photos,
         assert [len(each or ()) for each in keys] == ([4, 3, 0, 0, 0, 0, 0] if path is None else [0] * 7)
 
 
-def test_a_plain_loader_beside_one_without_a_length_warns_of_another_epoch(photos, tmp_path):
-    for path in (None, tmp_path / "epoch0.ckpt"):
-        small = tarpeg.Loader(tarpeg.Split(photos, tarpeg.CenterCrop(16), subset=[*range(15)]), 4, workers=0)
-        loaders = {"small": small, "large": DataLoader(Endless(), batch_size=None)}
-        fit = trainer(tmp_path, max_epochs=2, callbacks=[Every(tmp_path)] * (path is None)).fit
-        if path is None:
-            fit(Small(), loaders)
-        else:
-            with pytest.warns(UserWarning, match="epoch 1 goes on with batches of epoch 0.*ShardDataModule"):
-                fit(Small(), loaders, ckpt_path=path)
+@pytest.mark.parametrize("kind", ["stream", "beside"])
+def test_loaders_of_lightning_without_a_length(photos, tmp_path, kind):
+    """A look before the run, another run, and a checkpoint from an epoch's end change no epoch."""
+
+    class Own(Small):
+        def training_step(self, batch, index):
+            return super().training_step(batch if kind == "beside" else {"small": batch}, index)
+
+    def made():
+        small = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), flip=0.5, streaming=kind == "stream")
+        loader = tarpeg.Loader(small, 4, workers=0, keys=True)
+        loaders = {"small": loader, "large": DataLoader(Endless(), batch_size=None)}
+        return loader, loader if kind == "stream" else loaders
+
+    def run(loaders, path=None):
+        net = Own()
+        callbacks = [Every(tmp_path)] * (path is None)
+        trainer(tmp_path, max_epochs=3, callbacks=callbacks).fit(net, loaders, ckpt_path=path)
+        return steps(net)
+
+    loader, loaders = made()
+    whole = run(loaders)
+    per_epoch = len(whole) // 3
+    assert len({*whole}) == len(whole) > 15 and run(loaders) == whole
+    next(iter(loader))
+    assert run(loaders) == whole
+    for epoch in (0, 1):
+        rest = whole[per_epoch * (epoch + 1) :]
+        assert run(made()[1], tmp_path / f"epoch{epoch}.ckpt") == rest
+        assert run(made()[1], tmp_path / f"step{per_epoch * (epoch + 1)}.ckpt") == rest
 
 
 @pytest.mark.parametrize("kind", ["loader", "mixture"])

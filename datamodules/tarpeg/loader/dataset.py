@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from ..sampling.sampler import epoch_of_loop, fit_loop_above
 from .batch import AnyBatch
 from .loader import Loader
 from .state import State
@@ -18,10 +18,6 @@ from .state import State
 _NO_WORKERS = (
     "must be 0: the loader has its own, see workers= and threads= of tarpeg.Loader or ShardDataModule"
 )
-
-_LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")
-_FIT_LOOPS = tuple(f"{package}loops.fit_loop" for package in _LIGHTNING)
-_HOOKS = tuple(f"{package}trainer.call" for package in _LIGHTNING)
 
 
 class Dataset(IterableDataset[Any]):
@@ -100,7 +96,8 @@ class Dataset(IterableDataset[Any]):
         """
         sampler = self.loader.sampler
         epoch, batch = sampler.place
-        current = _epoch_of_trainer(sys._getframe(1))
+        loop = fit_loop_above(sys._getframe(1))
+        current = 0 if loop is None else epoch_of_loop(loop)[0]
         if not (sampler.has_state or sampler.is_set) and batch == 0 and current > epoch:
             sampler.set_epoch(current)
         if current:
@@ -121,15 +118,6 @@ class Dataset(IterableDataset[Any]):
                 "DataLoader to Accelerator.prepare(): the loader has batches of its own on every rank. In a "
                 "transformers.Trainer, return it from get_train_dataloader()."
             )
-
-
-def _epoch_of_trainer(frame: FrameType | None) -> int:
-    """Return the epoch of the training whose loop reads the batches; 0 for a loop in a hook or elsewhere."""
-    while frame is not None and (name := frame.f_globals.get("__name__", "")) not in _HOOKS:
-        if name in _FIT_LOOPS:
-            return int(frame.f_locals["self"].epoch_progress.current.processed)
-        frame = frame.f_back
-    return 0
 
 
 def _refuse_to_collate(*_: Any, **__: Any) -> NoReturn:

@@ -18,6 +18,7 @@ from torch import nn
 
 from ..errors import DecodeError, allowed_bad, explains_arguments, warn
 from ..sampling.geometry import View
+from ..sampling.rng import LATER_PASS
 from ..sampling.sampler import Request, shown
 from ..shards.source import Source
 from ..transforms.pixels import PixelFormat
@@ -589,9 +590,12 @@ class Loader:
         iteration = self._iterations
         is_set = self.sampler.is_set
         self._epoch, self._delivered = self.sampler.begin()
+        # One may be ahead of the batch that was delivered last, and is not claimed yet.
+        is_further = self._is_exhausted and self._epoch >= LATER_PASS
         self._is_exhausted = False
         positions, first = self._positions, self._delivered
-        self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
+        if not is_further:
+            self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
         self._bad_before, is_on_device = self.substituted, self.config.decodes_on_device
         epoch, count, owner = self._epoch, self._feed.length, os.getpid()
         # Not kept while it runs: what is abandoned or has raised does not go on.

@@ -129,7 +129,8 @@ class DataRank:
         found: list[Any] = [None] * processes
         own = self.rank, self.world, dict(facts), uuid.uuid4().hex
         try:
-            with waiting_for(f"all {processes} processes to make the loader of the {name} split"):
+            alone = "one that iterates alone gives rank=0 and world=1"
+            with waiting_for(f"all {processes} processes to make the loader of the {name} split ({alone})"):
                 torch.distributed.all_gather_object(found, own)
         except RuntimeError as error:
             raise ShardError(

@@ -29,6 +29,9 @@ _START, _OFFSET = 0, 1
 _STREAM = 1 << 32
 # An expected count this close to an integer is that integer: 0.1 / 0.3 * 3 is not 1 in floating point.
 _TOLERANCE = 1e-9
+_LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")
+_FIT_LOOPS = tuple(f"{package}loops.fit_loop" for package in _LIGHTNING)
+_HOOKS = tuple(f"{package}trainer.call" for package in _LIGHTNING)
 
 
 def runs_of(*columns: Int64) -> list[slice]:
@@ -277,11 +280,11 @@ def subset_ids(subset: float | Numbers | None, samples: int) -> Int64 | None:
 
 def is_fraction(subset: object) -> TypeGuard[float]:
     """Whether a subset is a number. Raises ValueError for a number that is not above 0 and at most 1."""
-    if not isinstance(subset, (int, float)) or isinstance(subset, bool):
+    if not isinstance(subset, (int, float, np.integer, np.floating)) or isinstance(subset, bool):
         return False
-    if subset == 1 and isinstance(subset, int):
+    if subset == 1 and isinstance(subset, (int, np.integer)):
         raise ValueError(f"subset={subset!r}: give 1.0 or None for all samples, and [1] for sample number 1")
-    if not 0 < subset <= 1:
+    if not 0 < float(subset) <= 1:
         raise ValueError(f"subset={subset!r} must be above 0 and at most 1, as a fraction of the samples")
     return True
 
@@ -353,7 +356,7 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
             ) from error
     try:
         return np.asarray(value)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # of torch, for bfloat16 or with a gradient
         raise SamplesError(f"{name} must be a list of numbers: {error}") from error
 
 
@@ -480,7 +483,6 @@ class EpochCounter:
     and shares that change with the epoch are those of e.
 
     Attributes:
-        is_over: Of a loader that a Trainer has: whether the epoch of a state that was loaded is over.
         on_epoch: Called first by ``set_epoch``; returns the epoch in place of the one it gets.
         on_set: Called last by ``set_epoch``.
         epoch: The epoch of the next ``iter()``.
@@ -490,7 +492,6 @@ class EpochCounter:
     """
 
     def __init__(self) -> None:
-        self.is_over: Callable[[], bool] | None = None
         self.on_epoch: Callable[[int], int] | None = None
         self.on_set: Callable[[], None] | None = None
         self.epoch = 0
@@ -520,15 +521,8 @@ class EpochCounter:
 
     def goes_on(self, epoch: int) -> None:
         """Note that the iterator of an epoch goes on, although one was set after it had begun."""
-        if not self.is_of_trainer:
-            return
-        if epoch % LATER_PASS != self.epoch % LATER_PASS:
-            warn(
-                f"Lightning's epoch {self.epoch % LATER_PASS} goes on with batches of epoch "
-                f"{epoch % LATER_PASS}: beside a loader without a length it takes a batch before it sets the "
-                "epoch. Give the Trainer a ShardDataModule, which follows it."
-            )
-        self.is_set, self._resumed, self.epoch = False, None, epoch + LATER_PASS
+        if self.is_of_trainer:
+            self.is_set, self._resumed, self.epoch = False, None, epoch + LATER_PASS
 
     @property
     def is_of_trainer(self) -> bool:
@@ -601,16 +595,24 @@ class EpochCounter:
         return epoch, begins
 
     def _begin_ahead(self) -> bool:
-        """Go to where a resumed Trainer begins, and return True, if it has not set its epoch yet."""
-        if self.is_over is None or self.is_set or self._resumed is None or self._is_ahead:
-            self._is_ahead = False
+        """Go to where Lightning's Trainer begins, and return True, if it has not set its epoch yet."""
+        is_begun = self.is_set or self.is_of_trainer or self._is_ahead
+        found = None if is_begun else _epoch_at_work(sys._getframe(2))
+        self._is_ahead = found is not None
+        if found is None:
             return False
-        epoch, _, is_end = self._resumed
-        if self.is_over() and not is_end:  # of another loader, which has ended
-            self.resume(epoch, 0, is_end=True)
-        elif is_end and not self.is_over():  # nothing comes of this pass
+        now, is_over = found
+        epoch, _, is_end = self._resumed or (now, 0, False)
+        if self._resumed is None:
+            self.epoch = now
+        elif is_over:
+            if not is_end:  # of another loader, which has ended
+                self.resume(epoch, 0, is_end=True)
+        elif epoch % LATER_PASS != now:
+            if self.on_epoch is None or is_end:  # otherwise on_epoch() goes back to it
+                self.epoch = now
+        elif is_end:  # nothing comes of this pass
             self.epoch = epoch
-        self._is_ahead = True
         return True
 
 
@@ -624,6 +626,33 @@ def _is_trainer(frame: FrameType) -> bool:
     names: list[str] = [
         each.f_globals.get("__name__", "") for each in (frame, frame.f_back) if each is not None
     ]
-    return names[0].startswith("lightning") and names[-1].startswith(
-        ("lightning.pytorch", "pytorch_lightning")
-    )
+    return names[0].startswith("lightning") and names[-1].startswith(_LIGHTNING)
+
+
+def _epoch_at_work(frame: FrameType | None) -> tuple[int, bool] | None:
+    """Return ``epoch_of_loop`` of Lightning's Trainer that takes a batch before it sets it; None elsewhere.
+
+    For a ``tarpeg.Dataset`` no epoch is set.
+    """
+    found = fit_loop_above(frame, but="tarpeg.loader.dataset")
+    return None if found is None or found.f_code.co_name != "setup_data" else epoch_of_loop(found)
+
+
+def fit_loop_above(frame: FrameType | None, but: str = "") -> FrameType | None:
+    """Return the frame of Lightning's loop over the batches of a training that has called this.
+
+    None elsewhere, and for what its hooks do, or the module ``but``.
+    """
+    while frame is not None and (name := frame.f_globals.get("__name__", "")) not in (*_HOOKS, but):
+        if name in _FIT_LOOPS:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def epoch_of_loop(frame: FrameType) -> tuple[int, bool]:
+    """Return the epoch of a frame of ``fit_loop_above``, and whether that of its checkpoint is over."""
+    loop = frame.f_locals["self"]
+    batches, progress = loop.epoch_loop.batch_progress, loop.epoch_progress.current
+    is_over = batches.is_last_batch and batches.current.ready == batches.current.processed
+    return progress.ready if is_over else progress.processed, is_over
