@@ -46,7 +46,8 @@ from .loader.split import Split
 from .loader.state import checked_classes
 from .machine import warn_about_spinning_threads
 from .ops import library
-from .sampling.sampler import EpochCounter, shown
+from .sampling.epochs import EpochCounter
+from .sampling.sampler import shown
 from .shards.labels import check_classes
 from .shards.source import Source
 from .transforms.pixels import PixelFormat

@@ -13,7 +13,8 @@ from helpers.samplers import make_sampler
 from hypothesis import assume, given, settings, strategies as st
 from tarpeg import Blocks
 from tarpeg.errors import ShardError
-from tarpeg.sampling.sampler import DistributedBatchSampler as Batches, EpochCounter
+from tarpeg.sampling.epochs import EpochCounter
+from tarpeg.sampling.sampler import DistributedBatchSampler as Batches
 
 
 @settings(deadline=None, max_examples=600)

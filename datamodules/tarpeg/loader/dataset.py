@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ..sampling.sampler import epoch_of_loop, fit_loop_above
+from ..sampling.epochs import epoch_of_loop, fit_loop_above
 from .batch import AnyBatch
 from .loader import Loader
 from .state import State

@@ -12,9 +12,10 @@ from ..machine import read_machine
 from ..processes import made_ahead
 from ..remedies import Message, Part, Setting
 from ..sampling.buckets import BucketBatches, bucket_batches
+from ..sampling.epochs import EpochCounter
 from ..sampling.patches import PatchBatches
 from ..sampling.rng import Int64
-from ..sampling.sampler import DistributedBatchSampler, EpochCounter, Request, Sampler
+from ..sampling.sampler import DistributedBatchSampler, Request, Sampler
 from ..shards.source import Source, where_of
 from .batch import FetchResult
 from .buffers import Runner, ToRequest

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..sampling.epochs import EpochCounter
 from ..sampling.mixing import Mixing
 from ..sampling.rng import Float64, Int64, Numbered
-from ..sampling.sampler import EpochCounter, Origin, Request, Sampler
+from ..sampling.sampler import Origin, Request, Sampler
 from .batch import FetchResult
 from .buffers import Runner
 

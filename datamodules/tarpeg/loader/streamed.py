@@ -12,8 +12,9 @@ import numpy as np
 
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
+from ..sampling.epochs import EpochCounter
 from ..sampling.rng import Int64
-from ..sampling.sampler import DistributedBatchSampler, EpochCounter, Request
+from ..sampling.sampler import DistributedBatchSampler, Request
 from ..shards.source import Source
 from ..shards.stream import Stream, StreamedSamples, Streaming, StreamRequest
 from ..shards.urls import file_name, public_url

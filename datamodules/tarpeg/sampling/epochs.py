@@ -1,0 +1,203 @@
+"""Which epoch a loader begins next: in a loop of one's own, and under Lightning."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from ..errors import check_integer, warn
+from .rng import LATER_PASS
+
+_LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")
+_FIT_LOOPS = tuple(f"{package}loops.fit_loop" for package in _LIGHTNING)
+_HOOKS = tuple(f"{package}trainer.call" for package in _LIGHTNING)
+
+
+class EpochCounter:
+    """Epoch and first batch of the next iteration: the object behind ``loader.sampler``.
+
+    Lightning calls ``set_epoch``, which holds for the next ``iter()`` only.
+
+    Note [a loader that ends early]
+    -------------------------------
+    Of a dict or list of loaders Lightning's Trainer begins the shorter ones again until the longest has
+    ended, without a call of ``set_epoch``. These passes of the Trainer's epoch e are the epochs e + n *
+    ``LATER_PASS``: e + 1 would have the order and crops of the Trainer's next epoch. So the epoch alone says
+    where a state belongs, and no state is needed where Lightning keeps none, at the end of its epoch. Crops
+    and shares that change with the epoch are those of e.
+
+    Attributes:
+        on_epoch: Called first by ``set_epoch``; returns the epoch in place of the one it gets.
+        on_set: Called last by ``set_epoch``.
+        epoch: The epoch of the next ``iter()``.
+        is_set: Whether ``set_epoch`` was called for it.
+        has_state: Whether ``resume`` was called after the last ``set_epoch``. Of loaders without a length,
+            or beside one, Lightning takes a batch before it sets the first epoch of a run.
+    """
+
+    def __init__(self) -> None:
+        self.on_epoch: Callable[[int], int] | None = None
+        self.on_set: Callable[[], None] | None = None
+        self.epoch = 0
+        self.is_set, self.has_state = False, False
+        self._resumed: tuple[int, int, bool] | None = None
+        self._is_ahead = False  # begun, of a resumed Trainer that has not set the epoch
+        self._step = 1  # to the epoch of a pass for which none is set
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next ``iter()``. ValueError for what is no number of an epoch."""
+        check_integer("epoch", epoch, 0, 2**31 - 1)
+        epoch = int(epoch)  # of numpy
+        is_trainer = _is_trainer(sys._getframe(1))
+        if self.on_epoch is not None:
+            epoch = self.on_epoch(epoch)
+        resumed, _, is_end = self._resumed or (0, 0, False)
+        if is_trainer and resumed >= LATER_PASS and resumed % LATER_PASS == epoch:  # in a further pass
+            self.epoch = resumed + is_end * LATER_PASS
+        else:
+            self.epoch = epoch
+            if is_trainer and resumed >= LATER_PASS:  # a further pass ends with the epoch of the Trainer
+                self._resumed = None
+        self._step = LATER_PASS if is_trainer else 1
+        self.is_set, self.has_state = True, False
+        if self.on_set is not None:
+            self.on_set()
+
+    def goes_on(self, epoch: int) -> None:
+        """Note that the iterator of an epoch goes on, although one was set after it had begun."""
+        if self.is_of_trainer:
+            self.is_set, self._resumed, self.epoch = False, None, epoch + LATER_PASS
+
+    @property
+    def is_of_trainer(self) -> bool:
+        """Whether Lightning's Trainer has set the epoch."""
+        return self._step != 1
+
+    def leave_trainer(self) -> None:
+        """Go on with the next epoch, after the run of a Trainer that has set epochs."""
+        if self._step != 1 and not self.is_set:
+            self.epoch = self.epoch % LATER_PASS + 1
+        self._step = 1
+
+    def resume(self, epoch: int, batch: int, is_end: bool) -> None:
+        """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it.
+
+        An epoch that was set before is forgotten: the last call counts.
+        """
+        self.is_set, self.has_state = False, True
+        self._step = 1
+        self.epoch = _following(epoch) if is_end else epoch
+        self._resumed = (epoch, batch, is_end)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the next ``iter()`` goes on within an epoch."""
+        return self._resumed is not None and self._resumed[1] > 0 and not self._resumed[2]
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the next ``iter()`` is of the epoch of a state, which was not at its end."""
+        return self._resumed is not None and not self._resumed[2]
+
+    def follow(self, other: EpochCounter) -> tuple[int, int]:
+        """Take over the next iteration of another counter; return its epoch and first batch."""
+        self.epoch, self._resumed = other.epoch, other._resumed
+        self.is_set, self.has_state, self._step = other.is_set, other.has_state, other._step
+        return (self.epoch, 0) if self._resumed is None else self._resumed[:2]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch of the next ``iter()``, and its first batch."""
+        resumed, first, _ = self._resumed or (self.epoch, 0, False)
+        return self.epoch, first if resumed == self.epoch else 0
+
+    def begin(self) -> tuple[int, int]:
+        """Return the epoch that begins now and its first batch, and advance."""
+        is_ahead = self._begin_ahead()
+        epoch, begins = self.place
+        resumed, first, is_end = self._resumed or (epoch, 0, False)
+        if resumed < epoch and first and not is_end:
+            warn(
+                f"the checkpoint is at batch {first} of epoch {resumed}, but epoch {epoch} begins: the other "
+                f"batches of epoch {resumed} are left out. Lightning takes an epoch for finished if "
+                "max_steps or should_stop ended the run in it. Trainer(max_steps=...) for this run too, or "
+                "checkpoints of ModelCheckpoint(every_n_train_steps=n), go on within it."
+            )
+        if resumed > epoch and first:
+            warn(
+                f"the checkpoint is at batch {first} of epoch {resumed}, but set_epoch({epoch}) begins epoch "
+                f"{epoch} again. To go on from the checkpoint, begin the loop with epoch {resumed}, or leave "
+                "set_epoch out."
+            )
+        is_of_state = self._resumed is not None and self._step == 1
+        self.is_set = False
+        if is_ahead:  # set_epoch() needs what was resumed
+            self.epoch = epoch + LATER_PASS
+            return epoch, begins
+        self._resumed = None
+        self.epoch = _following(epoch) if is_of_state else epoch + self._step
+        return epoch, begins
+
+    def _begin_ahead(self) -> bool:
+        """Go to where Lightning's Trainer begins, and return True, if it has not set its epoch yet."""
+        is_begun = self.is_set or self.is_of_trainer or self._is_ahead
+        found = None if is_begun else _epoch_at_work(sys._getframe(2))
+        self._is_ahead = found is not None
+        if found is None:
+            return False
+        now, is_over = found
+        epoch, _, is_end = self._resumed or (now, 0, False)
+        if self._resumed is None:
+            self.epoch = now
+        elif is_over:
+            if not is_end:  # of another loader, which has ended
+                self.resume(epoch, 0, is_end=True)
+        elif epoch % LATER_PASS != now:
+            if self.on_epoch is None or is_end:  # otherwise on_epoch() goes back to it
+                self.epoch = now
+        elif is_end:  # nothing comes of this pass
+            self.epoch = epoch
+        return True
+
+
+def _following(epoch: int) -> int:
+    """Return the epoch after that of a state, in a loop without a Trainer: after a further pass, its next."""
+    return epoch % LATER_PASS + 1 if epoch >= LATER_PASS else epoch + 1
+
+
+def _is_trainer(frame: FrameType) -> bool:
+    """Whether this code was called by Lightning's Trainer. Fabric, which sets each epoch, does not count."""
+    names: list[str] = [
+        each.f_globals.get("__name__", "") for each in (frame, frame.f_back) if each is not None
+    ]
+    return names[0].startswith("lightning") and names[-1].startswith(_LIGHTNING)
+
+
+def _epoch_at_work(frame: FrameType | None) -> tuple[int, bool] | None:
+    """Return ``epoch_of_loop`` of Lightning's Trainer that takes a batch before it sets it; None elsewhere.
+
+    For a ``tarpeg.Dataset`` no epoch is set.
+    """
+    found = fit_loop_above(frame, but="tarpeg.loader.dataset")
+    return None if found is None or found.f_code.co_name != "setup_data" else epoch_of_loop(found)
+
+
+def fit_loop_above(frame: FrameType | None, but: str = "") -> FrameType | None:
+    """Return the frame of Lightning's loop over the batches of a training that has called this.
+
+    None elsewhere, and for what its hooks do, or the module ``but``.
+    """
+    while frame is not None and (name := frame.f_globals.get("__name__", "")) not in (*_HOOKS, but):
+        if name in _FIT_LOOPS:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def epoch_of_loop(frame: FrameType) -> tuple[int, bool]:
+    """Return the epoch of a frame of ``fit_loop_above``, and whether that of its checkpoint is over."""
+    loop = frame.f_locals["self"]
+    batches, progress = loop.epoch_loop.batch_progress, loop.epoch_progress.current
+    is_over = batches.is_last_batch and batches.current.ready == batches.current.processed
+    return progress.ready if is_over else progress.processed, is_over
