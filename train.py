@@ -36,15 +36,18 @@ from training.reports import is_first_rank, resume_hint, show, shown_path, silen
 
 
 @hydra.main(config_path="conf", config_name="train", version_base="1.3")
-def main(config: DictConfig) -> None:
+def main(config: DictConfig) -> float | None:
     """Fit, validate or predict; if a setting or a file is wrong, print one line with its name instead."""
     silence()
     with one_line_errors("train", ConfigError, MisconfigurationException):
-        run(config)
+        return run(config)
 
 
-def run(config: DictConfig) -> None:
-    """Make everything that the configuration describes, then fit, validate or predict."""
+def run(config: DictConfig) -> float | None:
+    """Make everything that the configuration describes, then fit, validate or predict.
+
+    Returns the best score of a training, for Hydra's sweepers: that of the first ModelCheckpoint with one.
+    """
     check_truths("train", config)
     if type(config.seed) is not int or not 0 <= config.seed < 1 << 32:
         raise ConfigError(f"seed={config.seed} must be an integer in 0..{(1 << 32) - 1}")
@@ -81,6 +84,9 @@ def run(config: DictConfig) -> None:
         if trainer.is_global_zero:
             for line in summary_of(trainer, callbacks, arguments):
                 show(line)
+        scores = (getattr(callback, "best_model_score", None) for callback in callbacks.values())
+        return next((float(score) for score in scores if score is not None), None)
+    return None
 
 
 def command_line() -> list[str]:

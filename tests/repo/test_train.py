@@ -304,11 +304,25 @@ def test_ranks_other_than_0_print_what_they_alone_know(checkout):
     assert sorted(counted) == ["on rank 0", "on rank 1"], done.stderr
 
 
+SCORE = """
+from hydra.experimental.callback import Callback
+
+class Score(Callback):
+    def on_job_end(self, config, job_return, **kwargs):
+        print(f"a sweeper gets {job_return.return_value:.3f}")
+"""
+
+
 @pytest.mark.slow
 def test_many_runs_help_and_the_configuration(checkout):
-    done = good(checkout, "--multirun", "augment=none,light", *TINY, "logger=none", "hydra.sweep.dir=sweep")
-    trained = [line.split(",")[0] for line in done.stdout.splitlines() if "trained" in line]
-    assert trained == ["trained: 3 steps"] * 2
+    (checkout / "score.py").write_text(SCORE)
+    more = ("logger=none", "hydra.sweep.dir=sweep", "+hydra.callbacks.score._target_=score.Score")
+    done = good(checkout, "--multirun", "augment=none,light", *TINY, *more)
+    lines = done.stdout.splitlines()
+    trained = [line for line in lines if "trained" in line]
+    assert [line.split(",")[0] for line in trained] == ["trained: 3 steps"] * 2
+    scores = [line for line in lines if "sweeper" in line]
+    assert scores == [f"a sweeper gets {line.split()[-1]}" for line in trained]
     assert "profile:" not in done.stdout
     assert {path.name for path in (checkout / "sweep").iterdir()} >= {"0", "1", "multirun.yaml"}
     done = good(checkout, "--help")

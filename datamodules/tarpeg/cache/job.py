@@ -384,10 +384,12 @@ def _encode(
         clashes.append((names[own], str(image_extension(members))))
     clashes += _mixed_up(images, names)
     if clashes:
+        is_free = own is not None and own not in wanted.values()
+        named = f"; or give images=[{own!r}], and Split(image={own!r})" if is_free else ""
         raise CacheError(
             f"shard {sample.shard}, key {sample.key!r}: the encoded image {clashes[0][0]!r} clashes with the "
             f"member {clashes[0][1]!r}, which readers would take for the image. Choose another "
-            "codec, or rename that member."
+            f"codec, or rename that member{named}."
         )
     for image in images:
         members[names[image]] = encoded[image].data

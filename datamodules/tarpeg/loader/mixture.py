@@ -437,6 +437,7 @@ class MixtureLoader(Loader):
         """
         common_classes(self.mixture.sources)
         found: dict[str, dict[str, Any]] = {}
+        shown_as: dict[str, dict[str, Any]] = {}
         for name, (_, fetcher) in self._sources.items():
             ids = fetcher.candidates
             request = Request(0, np.zeros(1, np.int64) if ids is None else ids[:1])
@@ -447,6 +448,7 @@ class MixtureLoader(Loader):
                 found[name] = {"images": (fetcher.dtype, tuple(shape[1:2]))}
             split = fetcher.split
             found[name] |= {"targets": structure_of(split.targets)}
+            shown_as[name] = {"targets": split.targets}
             forms = {name: text.form for name, text in split.texts.items()}
             found[name] |= {"members": (split.extensions, split.decode is not None, forms)}
             if label is not None:
@@ -457,7 +459,8 @@ class MixtureLoader(Loader):
                 if found[first].get(kind, value) != value:
                     raise ValueError(
                         f"the {kind} of the sources {first!r} and {name!r} of the mixture cannot be in one "
-                        f"batch: they are {found[first][kind]} and {value}. Give both splits the same"
+                        f"batch: they are {shown_as[first].get(kind, found[first][kind])} and "
+                        f"{shown_as[name].get(kind, value)}. Give both splits the same"
                     )
 
 
