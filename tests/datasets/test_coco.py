@@ -346,3 +346,13 @@ def test_a_file_with_a_bom_and_masks_numbered_in_the_order_of_objects_with_crowd
         found[name] = {read["image_id"]: read["objects"] for read in map(json.loads, texts)}
     assert [each["mask_number"] for each in found["with masks"][102]] == [2]
     assert not any("mask_number" in each for objects in found["alone"].values() for each in objects)
+
+
+def test_sizes_with_a_point(tmp_path):
+    document = coco(tmp_path)
+    images = [
+        {**each, "height": float(each["height"]), "width": float(each["width"])}
+        for each in document["images"]
+    ]
+    rewrite(tmp_path, {**document, "images": images})
+    assert pack(tmp_path).left_out == ()

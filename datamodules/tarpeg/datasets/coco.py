@@ -39,8 +39,8 @@ _EMPTY: tuple[Any, ...] = (None, [], [[]])  # what tools write in these fields o
 class _Image(msgspec.Struct):
     id: int | str
     file_name: str
-    height: int | None = None
-    width: int | None = None
+    height: float | None = None  # some tools write 480.0
+    width: float | None = None
 
     def __post_init__(self) -> None:
         self.file_name = self.file_name.removeprefix("./")
