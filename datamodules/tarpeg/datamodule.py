@@ -492,7 +492,7 @@ class ShardDataModule(lightning.LightningDataModule):
         """Return a batch of several loaders, in a dict or list as they are; those of others as they are."""
         if isinstance(loaders, Loader):
             is_own = isinstance(batch, AnyBatch) and loaders in self._in_use()
-            return self._arrived(batch, loaders.split) if is_own else batch
+            return self._arrived(batch, loaders.split, loaders) if is_own else batch
         if isinstance(loaders, Mapping) and isinstance(batch, dict) and {*loaders} == {*batch}:
             return {name: self._with_own_arrived(part, loaders[name]) for name, part in batch.items()}
         is_list = isinstance(loaders, (list, tuple)) and type(batch) in (list, tuple)
@@ -501,16 +501,16 @@ class ShardDataModule(lightning.LightningDataModule):
             return type(batch)(self._with_own_arrived(part, loader) for part, loader in pairs)
         return batch
 
-    def _arrived(self, batch: AnyBatch, split: Split | None) -> AnyBatch:
+    def _arrived(self, batch: AnyBatch, split: Split | None, loader: Loader | None = None) -> AnyBatch:
         """Decode and augment a batch, for the Trainer's stage; without one, for the mode of ``augment``."""
         if isinstance(batch.image, GatheredImages):
             batch = batch.image.loader.arrived(batch, self.augment)
         if self.augment is None:
             return batch
         is_training = self.augment.training if self.trainer is None else self.trainer.training
-        request = None
-        if is_training and self._train is not None:
-            request = self._train.claim()
+        is_training &= loader is None or loader.training
+        loader = self._train if loader is None else loader
+        request = loader.claim() if is_training and loader is not None else None
         options: dict[str, Any] = {"is_augmented": self._pixels(is_training, split).dtype != torch.uint8}
         if split is not None:
             options |= {"views": split.view_groups, "repeats": split.repeats}

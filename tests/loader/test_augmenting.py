@@ -25,7 +25,7 @@ from tarpeg import (
     Streaming,
 )
 from tarpeg.loader.augmenting import augment_on_arrival
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torchvision.transforms import v2
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
@@ -361,14 +361,22 @@ def test_a_module_of_ones_own_is_seeded_per_batch(photos):
     assert epoch + digests(resumed.augmented(other)) == undisturbed
 
 
+class Unsized(IterableDataset):
+    """Numbers without a length."""
+
+    def __iter__(self):
+        return iter(range(20))
+
+
 class Beside(ShardDataModule):
     """Batches of train beside numbers, in ``form``."""
 
     form: type = dict
+    numbers = DataLoader(list(range(6)), batch_size=None)
 
     def train_dataloader(self):
-        own, numbers = super().train_dataloader(), DataLoader(list(range(6)), batch_size=None)
-        return {"own": own, "numbers": numbers} if self.form is dict else self.form([numbers, own])
+        own = super().train_dataloader()
+        return {"own": own, "numbers": self.numbers} if self.form is dict else self.form([self.numbers, own])
 
 
 class OfOwn(Net):
@@ -387,3 +395,28 @@ def test_batches_beside_others_are_augmented(photos, tmp_path, form, workers):
     data = Beside(split, batch_size=4, keys=True, workers=workers, augment=heavy())
     data.form = form
     assert digests(fitted(tmp_path, data, OfOwn(), max_epochs=1).seen["train"]) == expected
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_further_passes_of_a_loader_beside_a_longer_one_have_their_own_numbers(photos, tmp_path, streaming):
+    """Lightning takes a batch ahead of one that is not augmented yet, if one of them has no length."""
+    found = []
+    for workers in (0, 1):
+        subset = None if streaming else [*range(7)]
+        split = Split(photos, RandomResizedCrop(16), flip=0.5, streaming=streaming, subset=subset)
+        data = Beside(split, batch_size=4, keys=True, workers=workers, augment=heavy())
+        data.numbers = DataLoader(Unsized(), batch_size=None)
+        found.append(digests(fitted(tmp_path, data, OfOwn(), max_epochs=2).seen["train"]))
+    assert len({*found[0]}) == 40 and found[0] == found[1]
+
+
+def test_a_loader_of_validation_beside_that_of_train(photos, tmp_path):
+    class WithVal(ShardDataModule):
+        def train_dataloader(self):
+            return {"val": self.val_dataloader(), "own": super().train_dataloader()}
+
+    train, val = Split(photos, RandomResizedCrop(16), flip=0.5), Split(photos, CenterCrop(16))
+    settings = {"batch_size": 4, "keys": True, "workers": 0, "allow_overlap": True, "augment": heavy()}
+    expected = trained(tmp_path, ShardDataModule(train, val, **settings), epochs=1)
+    seen = fitted(tmp_path, WithVal(train, val, **settings), OfOwn(), max_epochs=1).seen["train"]
+    assert digests(seen) == expected

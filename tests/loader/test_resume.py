@@ -511,6 +511,39 @@ def test_a_loader_beside_one_without_a_length(photos, tmp_path, size):
         assert run(tmp_path / f"{name}.ckpt") == whole[7:], name
 
 
+class EarlySmall(Small, Early):
+    """As ``Small``; Lightning makes the loaders before it restores its loops."""
+
+
+@pytest.mark.parametrize("kind", ["stream", "beside"])
+@pytest.mark.parametrize("reload", [0, 1])
+def test_an_early_number_of_steps_beside_loaders_without_a_length(photos, tmp_path, kind, reload):
+    class Alone(EarlySmall):
+        def training_step(self, batch, index):
+            return super().training_step(batch if kind == "beside" else {"small": batch}, index)
+
+    def run(path=None):
+        if kind == "stream":
+            split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), streaming=True)
+            data = tarpeg.ShardDataModule(split, batch_size=4, keys=True, workers=0)
+        else:
+            data = Beside(photos, DataLoader(Endless(), batch_size=None), 15)
+        settings = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": reload}
+        net = Alone()
+        trainer(tmp_path, **settings, callbacks=[Every(tmp_path)] * (path is None)).fit(
+            net, data, ckpt_path=path
+        )
+        return steps(net)
+
+    whole = run()
+    per_epoch = len(whole) // 3
+    assert len({*whole}) == len(whole)
+    for epoch in (0, 1):
+        rest = whole[per_epoch * (epoch + 1) :]
+        assert run(tmp_path / f"epoch{epoch}.ckpt") == rest
+        assert run(tmp_path / f"step{per_epoch * (epoch + 1)}.ckpt") == rest
+
+
 def test_a_loader_that_has_ended_before_another_one_does_not_begin_again(photos, tmp_path):
     class Padded(Beside):
         def train_dataloader(self):
@@ -543,10 +576,11 @@ def test_loaders_of_lightning_without_a_length(photos, tmp_path, kind):
         loaders = {"small": loader, "large": DataLoader(Endless(), batch_size=None)}
         return loader, loader if kind == "stream" else loaders
 
-    def run(loaders, path=None):
+    def run(loaders, path=None, **settings):
         net = Own()
         callbacks = [Every(tmp_path)] * (path is None)
-        trainer(tmp_path, max_epochs=3, callbacks=callbacks).fit(net, loaders, ckpt_path=path)
+        settings = {"max_epochs": 3, **settings}
+        trainer(tmp_path, **settings, callbacks=callbacks).fit(net, loaders, ckpt_path=path)
         return steps(net)
 
     loader, loaders = made()
@@ -555,10 +589,12 @@ def test_loaders_of_lightning_without_a_length(photos, tmp_path, kind):
     assert len({*whole}) == len(whole) > 15 and run(loaders) == whole
     next(iter(loader))
     assert run(loaders) == whole
-    for epoch in (0, 1):
-        rest = whole[per_epoch * (epoch + 1) :]
-        assert run(made()[1], tmp_path / f"epoch{epoch}.ckpt") == rest
-        assert run(made()[1], tmp_path / f"step{per_epoch * (epoch + 1)}.ckpt") == rest
+    once = made()[1]
+    assert run(once, max_epochs=1) == whole[:per_epoch] and run(once) == whole
+    for epoch, reload in itertools.product((0, 1), (0, 1)):
+        rest, settings = whole[per_epoch * (epoch + 1) :], {"reload_dataloaders_every_n_epochs": reload}
+        assert run(made()[1], tmp_path / f"epoch{epoch}.ckpt", **settings) == rest
+        assert run(made()[1], tmp_path / f"step{per_epoch * (epoch + 1)}.ckpt", **settings) == rest
 
 
 @pytest.mark.parametrize("kind", ["loader", "mixture"])

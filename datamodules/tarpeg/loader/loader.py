@@ -589,7 +589,7 @@ class Loader:
         self._iterations += 1
         iteration = self._iterations
         is_set = self.sampler.is_set
-        self._epoch, self._delivered = self.sampler.begin()
+        self._epoch, self._delivered = self.sampler.begin(self._is_exhausted)
         # One may be ahead of the batch that was delivered last, and is not claimed yet.
         is_further = self._is_exhausted and self._epoch >= LATER_PASS
         self._is_exhausted = False
@@ -615,6 +615,7 @@ class Loader:
                 flow = self._feed.results(self._fetching, self._runner, epoch, k)
             result = next(flow, None)
             if result is None:  # the end of a stream
+                self._is_exhausted = True
                 return
             if k + 1 == count and self._feed.continues(epoch + 1):
                 self._flow, self._flow_is_for = flow, (epoch + 1, owner)

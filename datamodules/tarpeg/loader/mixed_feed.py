@@ -33,9 +33,9 @@ class _Epochs(EpochCounter):
         """The epoch whose batches count: the one that was set, otherwise the one that has begun."""
         return self.epoch if self.is_set else self.current
 
-    def begin(self) -> tuple[int, int]:
+    def begin(self, is_further: bool = False) -> tuple[int, int]:
         """Return the epoch that begins now and its first batch, and advance."""
-        self.current, first = super().begin()
+        self.current, first = super().begin(is_further)
         return self.current, first
 
     def follow(self, other: EpochCounter) -> tuple[int, int]:

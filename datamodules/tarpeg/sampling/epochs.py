@@ -60,7 +60,7 @@ class EpochCounter:
             if is_trainer and resumed >= LATER_PASS:  # a further pass ends with the epoch of the Trainer
                 self._resumed = None
         self._step = LATER_PASS if is_trainer else 1
-        self.is_set, self.has_state = True, False
+        self.is_set, self.has_state, self._is_ahead = True, False, False
         if self.on_set is not None:
             self.on_set()
 
@@ -78,7 +78,7 @@ class EpochCounter:
         """Go on with the next epoch, after the run of a Trainer that has set epochs."""
         if self._step != 1 and not self.is_set:
             self.epoch = self.epoch % LATER_PASS + 1
-        self._step = 1
+        self._step, self._is_ahead = 1, False
 
     def resume(self, epoch: int, batch: int, is_end: bool) -> None:
         """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it.
@@ -86,7 +86,7 @@ class EpochCounter:
         An epoch that was set before is forgotten: the last call counts.
         """
         self.is_set, self.has_state = False, True
-        self._step = 1
+        self._step, self._is_ahead = 1, False
         self.epoch = _following(epoch) if is_end else epoch
         self._resumed = (epoch, batch, is_end)
 
@@ -112,9 +112,12 @@ class EpochCounter:
         resumed, first, _ = self._resumed or (self.epoch, 0, False)
         return self.epoch, first if resumed == self.epoch else 0
 
-    def begin(self) -> tuple[int, int]:
-        """Return the epoch that begins now and its first batch, and advance."""
-        is_ahead = self._begin_ahead()
+    def begin(self, is_further: bool = False) -> tuple[int, int]:
+        """Return the epoch that begins now and its first batch, and advance.
+
+        ``is_further``: the pass before has ended.
+        """
+        is_ahead = self._begin_ahead(is_further)
         epoch, begins = self.place
         resumed, first, is_end = self._resumed or (epoch, 0, False)
         if resumed < epoch and first and not is_end:
@@ -139,24 +142,20 @@ class EpochCounter:
         self.epoch = _following(epoch) if is_of_state else epoch + self._step
         return epoch, begins
 
-    def _begin_ahead(self) -> bool:
+    def _begin_ahead(self, is_further: bool) -> bool:
         """Go to where Lightning's Trainer begins, and return True, if it has not set its epoch yet."""
-        is_begun = self.is_set or self.is_of_trainer or self._is_ahead
+        is_begun = self.is_set or self.is_of_trainer or (self._is_ahead and is_further)
         found = None if is_begun else _epoch_at_work(sys._getframe(2))
         self._is_ahead = found is not None
         if found is None:
             return False
         now, is_over = found
         epoch, _, is_end = self._resumed or (now, 0, False)
-        if self._resumed is None:
+        if self._resumed is not None and is_over:  # perhaps that of another loader, which has ended
+            self.resume(epoch, 0, is_end=True)
+        elif epoch % LATER_PASS != now and (self.on_epoch is None or is_end):
             self.epoch = now
-        elif is_over:
-            if not is_end:  # of another loader, which has ended
-                self.resume(epoch, 0, is_end=True)
-        elif epoch % LATER_PASS != now:
-            if self.on_epoch is None or is_end:  # otherwise on_epoch() goes back to it
-                self.epoch = now
-        elif is_end:  # nothing comes of this pass
+        else:  # of a state at the end of a pass nothing comes; on_epoch() may go back to another epoch
             self.epoch = epoch
         return True
 
@@ -198,6 +197,11 @@ def fit_loop_above(frame: FrameType | None, but: str = "") -> FrameType | None:
 def epoch_of_loop(frame: FrameType) -> tuple[int, bool]:
     """Return the epoch of a frame of ``fit_loop_above``, and whether that of its checkpoint is over."""
     loop = frame.f_locals["self"]
-    batches, progress = loop.epoch_loop.batch_progress, loop.epoch_progress.current
+    batches, progress = loop.epoch_loop.batch_progress, loop.epoch_progress
+    # A schedule that counts the steps of a run makes the loaders before the loop has its state.
+    waiting = getattr(loop.trainer._checkpoint_connector, "_loaded_checkpoint", {}).get("loops", {})
+    if saved := waiting.get("fit_loop"):
+        batches = type(batches).from_state_dict(saved["epoch_loop.batch_progress"])
+        progress = type(progress).from_state_dict(saved["epoch_progress"])
     is_over = batches.is_last_batch and batches.current.ready == batches.current.processed
-    return progress.ready if is_over else progress.processed, is_over
+    return progress.current.ready if is_over else progress.current.processed, is_over
