@@ -184,6 +184,13 @@ def test_without_refresh_the_source_may_be_gone(source, tmp_path):
         CachedShards(str(tmp_path / "shards" / "a.tar"), out)()
 
 
+def test_a_cache_of_another_user_is_read_as_it_is(source, tmp_path, monkeypatch, caplog):
+    out = CachedShards(source, tmp_path / "cache", workers=0)()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert CachedShards("s3://nowhere/a.tar", out)() == out
+    assert "is read as it is" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["shards", "cache"])
 def test_of_several_callers_one_works(source, tmp_path, kind):
     out = tmp_path / kind

@@ -150,11 +150,11 @@ def local_folder(argument: str, given: str | os.PathLike[str]) -> str:
     url = public_url(f"{protocol}://{place}")
     raise ValueError(
         f"{argument}={url!r} must be a local folder: results are not written to URLs. Write to a folder of "
-        f"this machine, then copy it there with {_copying(protocol, 'FOLDER', url)}"
+        f"this machine, then copy it there with {copying(protocol, 'FOLDER', url)}"
     )
 
 
-def _copying(protocol: str, source: str, dest: str) -> str:
+def copying(protocol: str, source: str, dest: str) -> str:
     """Return the command that copies a folder from or to a URL of a protocol, for messages."""
     if protocol not in _COPY:
         return "the tool of that storage, or rclone"
@@ -226,7 +226,7 @@ def find_objects(url: str) -> tuple[Any, list[str]]:
         if others and not paths:
             protocol, place = url.partition("://")[0].lower(), public_url(url)
             remedy = "Give a folder of shards; a folder of images must be local: copy it with "
-            remedy += _copying(protocol, place, "FOLDER")
+            remedy += copying(protocol, place, "FOLDER")
             if tar := next(filter(_OTHER_TAR.search, others), ""):
                 ending = _OTHER_TAR.search(tar)
                 assert ending is not None
