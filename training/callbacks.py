@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,11 @@ class Interrupt(lightning.Callback):
         # an epoch, on_train_epoch_end does.
         every = 1 if trainer.world_size == 1 else getattr(trainer, "log_every_n_steps", 0) or 50
         if (batch_idx + 1) % every == 0 and batch_idx + 1 < trainer.num_training_batches:
-            self._end_if_asked(trainer)
+            self._end_if_asked(trainer, partial(pl_module.on_train_batch_end, outputs, batch, batch_idx))
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """End the run if any rank was interrupted."""
-        self._end_if_asked(trainer)
+        self._end_if_asked(trainer, pl_module.on_train_epoch_end)
 
     def _ask(self, number: int, _: Any) -> None:
         if self.is_asked:
@@ -130,10 +131,14 @@ class Interrupt(lightning.Callback):
             name = "Ctrl-C" if number == signal.SIGINT else self.number.name
             os.write(2, f"\n{name}: ends after this batch or validation; once more: at once\n".encode())
 
-    def _end_if_asked(self, trainer: lightning.Trainer) -> None:
-        """Save and end if any rank was interrupted, on all ranks at the same step."""
+    def _end_if_asked(self, trainer: lightning.Trainer, hook: Callable[[], None]) -> None:
+        """Save and end if any rank was interrupted, on all ranks at the same step.
+
+        ``hook``: of the module, which Lightning would call after those of callbacks.
+        """
         if trainer.strategy.reduce_boolean_decision(self.is_asked, all=False):
             self.is_asked = True
+            hook()
             trainer.save_checkpoint(self.path, weights_only=False)
             self.saved = str(self.path)
             raise KeyboardInterrupt

@@ -133,9 +133,13 @@ class Dino(lightning.LightningModule):
             for parameter in cast(Head, self.student[1]).last.parameters():
                 parameter.grad = None
 
+    def optimizer_step(self, *args: Any, **options: Any) -> None:
+        """Make the step, then move the teacher towards the student: checkpoints have both, or none."""
+        super().optimizer_step(*args, **options)
+        self._move_teacher()
+
     @torch.no_grad()
-    def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
-        """Move the teacher towards the student."""
+    def _move_teacher(self) -> None:
         for mean, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
             mean.lerp_(new, 1 - self._now)
 

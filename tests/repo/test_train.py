@@ -191,6 +191,34 @@ def test_a_signal_ends_a_run_after_its_batch_with_a_checkpoint_of_that_place(pho
     assert (saved["global_step"], interrupt.saved) == (2, str(tmp_path / "interrupted.ckpt"))
 
 
+class Counting(Net):
+    """Counts what its hooks are called for, in its checkpoints."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(2))
+
+    def on_train_batch_end(self, *_):
+        self.counts[0] += 1
+
+    def on_train_epoch_end(self):
+        self.counts[1] += 1
+
+
+@pytest.mark.parametrize("batches", [2, 3])  # the signal comes in the last one, or in one before it
+def test_an_interrupted_run_has_called_the_hooks_of_the_module(photos, tmp_path, batches):
+    before, interrupt, net = signal.getsignal(signal.SIGINT), Interrupt(tmp_path), Counting()
+    quiet = {**QUIET, "max_epochs": 2, "limit_train_batches": batches}
+    try:
+        with pytest.raises(SystemExit):
+            lightning.Trainer(**quiet, callbacks=[Send(signal.SIGTERM), interrupt]).fit(net, module(photos))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert net.counts.tolist() == [2, int(batches == 2)]
+    lightning.Trainer(**quiet).fit(net, module(photos), ckpt_path=interrupt.saved, weights_only=False)
+    assert net.counts.tolist() == [2 * batches, 2]
+
+
 def test_the_signals_are_those_of_others_again_after_a_run(photos, tmp_path):
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     trainer = lightning.Trainer(**QUIET, callbacks=[Interrupt(tmp_path)], limit_train_batches=1)
