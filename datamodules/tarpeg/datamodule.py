@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import warnings
@@ -20,7 +21,7 @@ from torch import nn
 from .errors import explains_arguments, warn
 from .loader.arrivals import GatheredImages
 from .loader.augmenting import augment_on_arrival, moving, pixels_of
-from .loader.batch import AnyBatch
+from .loader.batch import TARGET_BATCHES, AnyBatch
 from .loader.checks import (
     check_mixed_labels,
     check_num_classes,
@@ -511,6 +512,12 @@ class ShardDataModule(lightning.LightningDataModule):
         is_training &= loader is None or loader.training
         loader = self._train if loader is None else loader
         request = loader.claim() if is_training and loader is not None else None
+        if request is not None and isinstance(batch, TARGET_BATCHES) and not self._runs_hook:
+            raise ValueError(
+                f"the targets of this batch were not moved as augment= would move its images: let "
+                f"on_after_batch_transfer() of {type(self).__name__} call super().on_after_batch_transfer() "
+                "in its own lines, not by another function"
+            )
         options: dict[str, Any] = {"is_augmented": self._pixels(is_training, split).dtype != torch.uint8}
         if split is not None:
             options |= {"views": split.view_groups, "repeats": split.repeats}
@@ -629,7 +636,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _pixels(self, is_train: bool, split: Split | None) -> PixelFormat:
         """Return the format of the images of a split's loader: uint8, unless the CPU trains."""
-        if self.trainer is None or not self._has_own_hook:
+        if self.trainer is None or not self._runs_hook:
             return PixelFormat()
         pixels = PixelFormat()
         is_by_worker = self._trains_on_cpu and not self._config.decodes_on_device
@@ -639,6 +646,14 @@ class ShardDataModule(lightning.LightningDataModule):
             workers = workers if split is None or split.image_pattern is None else 0
             pixels = pixels_of(self.augment, is_train, workers, views)
         return moving(pixels, self.augment, split, training=is_train)
+
+    @property
+    def _runs_hook(self) -> bool:
+        """Whether batches come to the hook of this class: one of a subclass has to call it."""
+        name = "on_after_batch_transfer"
+        kinds = type(self).__mro__[: type(self).__mro__.index(ShardDataModule)]
+        hooks = [inspect.unwrap(vars(kind)[name]) for kind in kinds if name in vars(kind)]
+        return all(hasattr(hook, "__code__") and name in hook.__code__.co_names for hook in hooks)
 
     @property
     def _has_own_hook(self) -> bool:
@@ -710,7 +725,7 @@ class ShardDataModule(lightning.LightningDataModule):
                 check_mixed_labels(part, fetcher, self.augment)
         self._keep(loader)
         is_plain = self.augment is not None and loader.pixels.dtype == torch.uint8
-        if is_train and loader.ranks.is_first and is_plain and self._has_own_hook:
+        if is_train and loader.ranks.is_first and is_plain and self._runs_hook:
             loader.unclaimed_notice = _NOT_AUGMENTED
         if self.trainer is not None:
             if self.augment is not None:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.loaders import digest, load
+from helpers.scenes import Scenes
 from helpers.training import Net, fitted, heavy, module, trainer
 from tarpeg import (
     Affine,
     Augment,
     Batch,
+    Boxes,
     CenterCrop,
     Erase,
     GridMask,
@@ -420,3 +422,43 @@ def test_a_loader_of_validation_beside_that_of_train(photos, tmp_path):
     expected = trained(tmp_path, ShardDataModule(train, val, **settings), epochs=1)
     seen = fitted(tmp_path, WithVal(train, val, **settings), OfOwn(), max_epochs=1).seen["train"]
     assert digests(seen) == expected
+
+
+class Calling(ShardDataModule):
+    """Calls the hook that it overrides."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return super().on_after_batch_transfer(batch, dataloader_idx)
+
+
+class Hidden(ShardDataModule):
+    """Calls it by another function."""
+
+    def other(self, batch, dataloader_idx):
+        return super().on_after_batch_transfer(batch, dataloader_idx)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return self.other(batch, dataloader_idx)
+
+
+class OfTargets(Net):
+    """Notes images and boxes."""
+
+    def training_step(self, batch, _):
+        self.seen["train"].append((batch.image.clone(), [each["boxes"].clone() for each in batch.targets]))
+        return self.net.weight.sum()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_targets_move_with_a_hook_that_calls_that_of_the_data_module(tmp_path, workers):
+    found = []
+    for kind in (ShardDataModule, Calling, Hidden):
+        split = Split(Scenes(), RandomResizedCrop(32), flip=0.5, targets=Boxes("json:objects"))
+        data = kind(split, batch_size=4, workers=workers, augment=Augment(affine=Affine(20)))
+        if kind is Hidden:
+            with pytest.raises(ValueError, match="Hidden call super"):
+                fitted(tmp_path, data, OfTargets(), max_epochs=1)
+            continue
+        found.append(fitted(tmp_path, data, OfTargets(), max_epochs=1).seen["train"])
+    for (image, boxes), (other, others) in zip(*found, strict=True):
+        assert torch.equal(image, other) and all(map(torch.equal, boxes, others))
