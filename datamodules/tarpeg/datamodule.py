@@ -639,7 +639,8 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.trainer is None or not self._runs_hook:
             return PixelFormat()
         pixels = PixelFormat()
-        is_by_worker = self._trains_on_cpu and not self._config.decodes_on_device
+        # A hook of a subclass gets uint8.
+        is_by_worker = self._trains_on_cpu and self._has_own_hook and not self._config.decodes_on_device
         if is_by_worker and (split is None or split.patches is None):
             views = 1 if split is None else len(split.view_crops())
             workers, _ = self._config.workers_and_threads

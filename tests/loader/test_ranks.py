@@ -402,7 +402,7 @@ def test_a_process_that_waits_for_others_says_so_and_the_timeout_is_an_error(on,
         ShardError, match=r"the 2 processes could not compare the train split \(Timed out .*rank=0 and"
     ):
         on(0, DataRank(0, 2).compare, "train", {})
-    assert "waiting for all 2 processes to make the loader of the train split, since" in caplog.text
+    assert "waiting for all 2 processes to make the loader of the train split (" in caplog.text
 
 
 # The mesh is (data-parallel, tensor-parallel).

@@ -44,6 +44,9 @@ class _Image(msgspec.Struct):
 
     def __post_init__(self) -> None:
         self.file_name = self.file_name.removeprefix("./")
+        for name in ("height", "width"):
+            if (value := getattr(self, name)) is not None and value.is_integer():
+                setattr(self, name, int(value))
 
 
 class _Category(msgspec.Struct):
