@@ -653,8 +653,9 @@ class ShardDataModule(lightning.LightningDataModule):
         """Whether batches come to the hook of this class: one of a subclass has to call it."""
         name = "on_after_batch_transfer"
         kinds = type(self).__mro__[: type(self).__mro__.index(ShardDataModule)]
-        hooks = [inspect.unwrap(vars(kind)[name]) for kind in kinds if name in vars(kind)]
-        return all(hasattr(hook, "__code__") and name in hook.__code__.co_names for hook in hooks)
+        hooks = (inspect.unwrap(vars(kind)[name]) for kind in kinds if name in vars(kind))
+        names = [{*hook.__code__.co_names} if inspect.isfunction(hook) else set[str]() for hook in hooks]
+        return all(name in each and each & {"super", "ShardDataModule"} for each in names)
 
     @property
     def _has_own_hook(self) -> bool:
