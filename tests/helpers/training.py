@@ -19,6 +19,7 @@ from tarpeg import (
     Split,
 )
 from torch import nn
+from torch.utils.data import IterableDataset
 
 
 def module(photos, **settings):
@@ -80,6 +81,23 @@ class Net(lightning.LightningModule):
         keys = [key for batch in self.seen[stage] for key in batch.key]
         share = len(keys) // epochs
         return [keys[share * epoch : share * (epoch + 1)] for epoch in range(epochs)]
+
+
+class OfOwn(Net):
+    """A network that trains on the part "own" of a dict of batches, and on other batches as they are."""
+
+    def training_step(self, batch, index):
+        return super().training_step(batch["own"] if isinstance(batch, dict) else batch, index)
+
+
+class Unsized(IterableDataset):
+    """Numbers from 0, without a length and without a state."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
 
 
 def trainer(tmp_path, **settings):

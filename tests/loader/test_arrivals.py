@@ -8,7 +8,7 @@ import tarpeg
 import torch
 from helpers.caches import damaged, tiles_of, write_cache
 from helpers.loaders import load
-from helpers.training import Net, fitted, heavy, module, trainer
+from helpers.training import Net, OfOwn, fitted, heavy, module, trainer
 from tarpeg import CenterCrop, DecodeError, Loader, RandomResizedCrop, ShardDataModule, Split
 from tarpeg.loader.arrivals import IGNORED, Arrivals
 
@@ -218,10 +218,6 @@ def test_batches_in_a_dict_are_decoded_and_augmented(cache, tmp_path):
     class Dict(ShardDataModule):
         def train_dataloader(self):
             return {"own": super().train_dataloader()}
-
-    class OfOwn(Net):
-        def training_step(self, batch, index):
-            return super().training_step(batch["own"], index)
 
     found = []
     for decode in ("cpu", "device"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.loaders import digest, load
 from helpers.scenes import Scenes
-from helpers.training import Net, fitted, heavy, module, trainer
+from helpers.training import Net, OfOwn, Unsized, fitted, heavy, module, trainer
 from tarpeg import (
     Affine,
     Augment,
@@ -27,7 +27,7 @@ from tarpeg import (
     Streaming,
 )
 from tarpeg.loader.augmenting import augment_on_arrival
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
@@ -363,13 +363,6 @@ def test_a_module_of_ones_own_is_seeded_per_batch(photos):
     assert epoch + digests(resumed.augmented(other)) == undisturbed
 
 
-class Unsized(IterableDataset):
-    """Numbers without a length."""
-
-    def __iter__(self):
-        return iter(range(20))
-
-
 class Beside(ShardDataModule):
     """Batches of train beside numbers, in ``form``."""
 
@@ -381,11 +374,11 @@ class Beside(ShardDataModule):
         return {"own": own, "numbers": self.numbers} if self.form is dict else self.form([self.numbers, own])
 
 
-class OfOwn(Net):
-    """A network that trains on the part of ``Beside``."""
+class OfSecond(Net):
+    """A network that trains on the second part of a list of batches."""
 
     def training_step(self, batch, index):
-        return super().training_step(batch["own"] if isinstance(batch, dict) else batch[1], index)
+        return super().training_step(batch[1], index)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -396,7 +389,8 @@ def test_batches_beside_others_are_augmented(photos, tmp_path, form, workers):
     split = Split(photos, RandomResizedCrop(16), flip=0.5)
     data = Beside(split, batch_size=4, keys=True, workers=workers, augment=heavy())
     data.form = form
-    assert digests(fitted(tmp_path, data, OfOwn(), max_epochs=1).seen["train"]) == expected
+    net = OfOwn() if form is dict else OfSecond()
+    assert digests(fitted(tmp_path, data, net, max_epochs=1).seen["train"]) == expected
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -407,7 +401,7 @@ def test_further_passes_of_a_loader_beside_a_longer_one_have_their_own_numbers(p
         subset = None if streaming else [*range(7)]
         split = Split(photos, RandomResizedCrop(16), flip=0.5, streaming=streaming, subset=subset)
         data = Beside(split, batch_size=4, keys=True, workers=workers, augment=heavy())
-        data.numbers = DataLoader(Unsized(), batch_size=None)
+        data.numbers = DataLoader(Unsized(20), batch_size=None)
         found.append(digests(fitted(tmp_path, data, OfOwn(), max_epochs=2).seen["train"]))
     assert len({*found[0]}) == 40 and found[0] == found[1]
 

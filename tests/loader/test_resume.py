@@ -18,11 +18,11 @@ import torch
 from helpers import training
 from helpers.loaders import ALL, digest, keys_of, load
 from helpers.scripts import PATHS
-from helpers.training import Net, fitted, heavy, trainer
+from helpers.training import Net, OfOwn, Unsized, fitted, heavy, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from tarpeg.errors import ResumeError
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
@@ -432,7 +432,7 @@ class Both(Net):
     """A network that trains on two sets at once."""
 
     def training_step(self, batch, index):
-        self.seen["predict"].append(batch["small"])
+        self.seen["predict"].append(batch["own"])
         return super().training_step(batch["large"], index)
 
 
@@ -445,14 +445,14 @@ class Beside(tarpeg.ShardDataModule):
         self.large = large
 
     def train_dataloader(self):
-        return {"large": self.large, "small": super().train_dataloader()}
+        return {"large": self.large, "own": super().train_dataloader()}
 
 
 @pytest.mark.parametrize(("size", "is_module"), [(7, False), (15, False), (15, True)])  # 2 or 4 batches of 6
 def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path, size, is_module, recwarn):
     def run(path=None):
         split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), flip=0.5)
-        splits = {"large": split, "small": dataclasses.replace(split, subset=[*range(size)])}
+        splits = {"large": split, "own": dataclasses.replace(split, subset=[*range(size)])}
         loaders = {
             name: tarpeg.Loader(each, 4, keys=True, workers=0, augment=tarpeg.Augment())
             for name, each in splits.items()
@@ -476,27 +476,13 @@ def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path, s
     assert not own_warnings(recwarn)
 
 
-class Small(Net):
-    """A network that trains on the small one of two sets."""
-
-    def training_step(self, batch, index):
-        return super().training_step(batch["small"], index)
-
-
-class Endless(IterableDataset):
-    """Items without a length and without a state."""
-
-    def __iter__(self):
-        return iter(range(7))
-
-
 @pytest.mark.parametrize("size", [7, 15, 23])  # 2, 4 and 6 batches, beside 7
 def test_a_loader_beside_one_without_a_length(photos, tmp_path, size):
     """Lightning takes a batch before it sets the epoch, and has one more than it trains on."""
 
     def run(path=None):
-        data = Beside(photos, DataLoader(Endless(), batch_size=None), size)
-        folder, net = tmp_path if path is None else tmp_path / "again", Small()
+        data = Beside(photos, DataLoader(Unsized(7), batch_size=None), size)
+        folder, net = tmp_path if path is None else tmp_path / "again", OfOwn()
         folder.mkdir(exist_ok=True)
         settings = {"max_epochs": 2, "callbacks": [Every(folder)] * (path is None)}
         trainer(folder, **settings).fit(net, data, ckpt_path=path)
@@ -511,25 +497,21 @@ def test_a_loader_beside_one_without_a_length(photos, tmp_path, size):
         assert run(tmp_path / f"{name}.ckpt") == whole[7:], name
 
 
-class EarlySmall(Small, Early):
-    """As ``Small``; Lightning makes the loaders before it restores its loops."""
+class EarlyOfOwn(OfOwn, Early):
+    """As ``OfOwn``; Lightning makes the loaders before it restores its loops."""
 
 
 @pytest.mark.parametrize("kind", ["stream", "beside"])
 @pytest.mark.parametrize("reload", [0, 1])
 def test_an_early_number_of_steps_beside_loaders_without_a_length(photos, tmp_path, kind, reload):
-    class Alone(EarlySmall):
-        def training_step(self, batch, index):
-            return super().training_step(batch if kind == "beside" else {"small": batch}, index)
-
     def run(path=None):
         if kind == "stream":
             split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), streaming=True)
             data = tarpeg.ShardDataModule(split, batch_size=4, keys=True, workers=0)
         else:
-            data = Beside(photos, DataLoader(Endless(), batch_size=None), 15)
+            data = Beside(photos, DataLoader(Unsized(7), batch_size=None), 15)
         settings = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": reload}
-        net = Alone()
+        net = EarlyOfOwn()
         trainer(tmp_path, **settings, callbacks=[Every(tmp_path)] * (path is None)).fit(
             net, data, ckpt_path=path
         )
@@ -549,15 +531,15 @@ def test_a_loader_that_has_ended_before_another_one_does_not_begin_again(photos,
         def train_dataloader(self):
             return CombinedLoader(super().train_dataloader(), "max_size")
 
-    class Seen(Small):
+    class Seen(OfOwn):
         def training_step(self, batch, index):
-            keys.append(batch["small"] and batch["small"].key)
-            return batch["small"] and super().training_step(batch, index)
+            keys.append(batch["own"] and batch["own"].key)
+            return batch["own"] and super().training_step(batch, index)
 
     every = Every(tmp_path)
     for path in (None, tmp_path / "step4.ckpt"):
         keys: list[list[str] | None] = []
-        data = Padded(photos, DataLoader(Endless(), batch_size=None), 7)
+        data = Padded(photos, DataLoader(Unsized(7), batch_size=None), 7)
         trainer(tmp_path, max_epochs=1, callbacks=[every] * (path is None)).fit(Seen(), data, ckpt_path=path)
         assert [len(each or ()) for each in keys] == ([4, 3, 0, 0, 0, 0, 0] if path is None else [0] * 7)
 
@@ -566,18 +548,14 @@ def test_a_loader_that_has_ended_before_another_one_does_not_begin_again(photos,
 def test_loaders_of_lightning_without_a_length(photos, tmp_path, kind):
     """A look before the run, another run, and a checkpoint from an epoch's end change no epoch."""
 
-    class Own(Small):
-        def training_step(self, batch, index):
-            return super().training_step(batch if kind == "beside" else {"small": batch}, index)
-
     def made():
         small = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), flip=0.5, streaming=kind == "stream")
         loader = tarpeg.Loader(small, 4, workers=0, keys=True)
-        loaders = {"small": loader, "large": DataLoader(Endless(), batch_size=None)}
+        loaders = {"own": loader, "large": DataLoader(Unsized(7), batch_size=None)}
         return loader, loader if kind == "stream" else loaders
 
     def run(loaders, path=None, **settings):
-        net = Own()
+        net = OfOwn()
         callbacks = [Every(tmp_path)] * (path is None)
         settings = {"max_epochs": 3, **settings}
         trainer(tmp_path, **settings, callbacks=callbacks).fit(net, loaders, ckpt_path=path)
@@ -608,7 +586,7 @@ def test_further_passes_of_an_epoch_have_its_crops_and_shares(photos, tmp_path, 
     else:
         loader = tarpeg.Loader(small, 4, keys=True, workers=0)
     net, large = Both(), tarpeg.Loader(split, 4, keys=True, workers=0)
-    trainer(tmp_path, max_epochs=2).fit(net, {"large": large, "small": loader})
+    trainer(tmp_path, max_epochs=2).fit(net, {"large": large, "own": loader})
     if kind == "loader":
         assert [batch.image.shape[-1] for batch in net.seen["predict"]] == [8] * 6 + [12] * 6
     else:

@@ -9,9 +9,9 @@ import pytest
 import tarpeg
 import torch
 from helpers.own_source import Pictures
-from helpers.training import trainer
+from helpers.training import Unsized, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from training.schedules import with_cosine
 
@@ -161,13 +161,6 @@ def test_batches_of_an_epoch_need_a_training():
         data_of(LONGER).batches_in(0)
 
 
-class Numbers(IterableDataset):
-    """Numbers from 0, without a length."""
-
-    def __iter__(self):
-        return iter(range(40))
-
-
 class Beside(tarpeg.ShardDataModule):
     """The mixture, and a DataLoader beside it."""
 
@@ -188,7 +181,7 @@ def test_a_loader_beside_the_mixture_keeps_its_order(tmp_path, mode):
             return loss
 
     others: dict[int, list[int]] = {}
-    numbers = Numbers() if mode == "unknown" else list(range(2))
+    numbers = Unsized(40) if mode == "unknown" else list(range(2))
     data = Beside(DataLoader(numbers, batch_size=None))
     net = Both()
     trainer(tmp_path, max_epochs=3).fit(net, data)

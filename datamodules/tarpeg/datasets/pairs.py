@@ -85,14 +85,15 @@ class MaskFolder:
             raise ShardError(f"images={self.images!r}: {' and '.join(both)} have one mask, {twice[0]}")
         member, broken = mask_member(names), []
         keys, images = Keys(str(root)), list[AnnotatedImage]()
-        others = dict[Path, Path]()
-        if not {*found.values()} <= {*pngs}:
+        own = {*found.values()}
+        missing, others = own - {*pngs}, dict[Path, Path]()
+        if missing:
             others = {path.with_suffix(""): path for path in map(Path, images_below(masks))}
         for name, mask in found.items():
             if not Path(name).stem.endswith(self.image_suffix):
                 broken.append(f"{root / name}: its name does not end with image_suffix={self.image_suffix!r}")
                 continue
-            other = None if mask in pngs else others.get((masks / mask).with_suffix(""))
+            other = others.get((masks / mask).with_suffix("")) if mask in missing else None
             if other is not None:
                 broken.append(f"{other}: masks are PNGs. Convert it to one, with the same numbers of classes")
                 continue
@@ -100,7 +101,6 @@ class MaskFolder:
                 images.append(keys.image(name, mask=str(masks / mask), mask_member=member))
             except BrokenError as error:
                 broken.append(str(error))
-        own = {*found.values()}
         alone = [str(masks / png) for png in pngs if png not in own and Path(png).stem.endswith(self.suffix)]
         notes = count("masks without an image", alone)
         return Listing(shuffled(images, self.seed), None, broken, notes)

@@ -191,12 +191,11 @@ class CachedShards:
         from ..cache.build import build_cache
         from ..cache.report import left_out_lines, progress_bar
 
-        is_complete, may_write = self._is_complete(), os.access(self.out, os.W_OK)
-        if is_complete and self.refresh and not may_write:
+        if self.refresh and not os.access(self.out, os.W_OK) and self._is_complete():
             log.warning(
                 "%s is read as it is, as it cannot be written: not compared with its source", self.out
             )
-        if not is_complete or (self.refresh and may_write):
+        elif self.refresh or not self._is_complete():
             source = self.source() if callable(self.source) else self.source
             build = partial(build_cache, layout=self.layout, images=self.images, max_bad=self.max_bad)
             with progress_bar() as update:

@@ -437,7 +437,6 @@ class MixtureLoader(Loader):
         """
         common_classes(self.mixture.sources)
         found: dict[str, dict[str, Any]] = {}
-        shown_as: dict[str, dict[str, Any]] = {}
         for name, (_, fetcher) in self._sources.items():
             ids = fetcher.candidates
             request = Request(0, np.zeros(1, np.int64) if ids is None else ids[:1])
@@ -448,7 +447,6 @@ class MixtureLoader(Loader):
                 found[name] = {"images": (fetcher.dtype, tuple(shape[1:2]))}
             split = fetcher.split
             found[name] |= {"targets": structure_of(split.targets)}
-            shown_as[name] = {"targets": split.targets}
             forms = {name: text.form for name, text in split.texts.items()}
             found[name] |= {"members": (split.extensions, split.decode is not None, forms)}
             if label is not None:
@@ -457,10 +455,12 @@ class MixtureLoader(Loader):
         for name in others:
             for kind, value in found[name].items():
                 if found[first].get(kind, value) != value:
+                    both = [found[first][kind], value]
+                    if kind == "targets":  # as they were given, not what is compared
+                        both = [self.mixture.sources[each].targets for each in (first, name)]
                     raise ValueError(
                         f"the {kind} of the sources {first!r} and {name!r} of the mixture cannot be in one "
-                        f"batch: they are {shown_as[first].get(kind, found[first][kind])} and "
-                        f"{shown_as[name].get(kind, value)}. Give both splits the same"
+                        f"batch: they are {both[0]} and {both[1]}. Give both splits the same"
                     )
 
 

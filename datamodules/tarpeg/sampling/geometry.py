@@ -369,7 +369,7 @@ class View:
         moved = np.concatenate([(low - origin) * (parts / size), (high - origin) * (parts / size)], axis=1)
         flips = self.flips[places]
         moved[:, 0::2] = np.where(flips[:, None], parts[..., :1] - moved[:, 2::-2], moved[:, 0::2])
-        np.clip(moved, 0.0, np.tile(parts, 2), out=moved)  # W * (1 / size) is not W in floating point
+        moved = _limited(moved, 0.0, np.tile(parts, 2))  # W * (1 / size) is not W in floating point
         if self.places is not None:
             corners = self.places[places, 1::-1]
             moved[:, :2] += corners

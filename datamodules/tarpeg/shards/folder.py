@@ -17,7 +17,7 @@ from ..files import LARGEST_IMAGE, read_regular
 from .packing import Listing, Reading
 from .pillow import FILE_EXTENSIONS, member_extension
 from .tar import IGNORED
-from .urls import copying, public_url
+from .urls import local_images, public_url
 from .walk import REMEDY, below, by_number, is_image, kind_of, left_out_line, stats_of, subdirectories, walk
 
 _SPLITS = {"train": "train", "test": "test", **dict.fromkeys(("val", "valid", "validation", "dev"), "val")}
@@ -91,11 +91,7 @@ class Folder:
         if not self.root:
             raise ValueError(f"root={self.root!r} must be a directory")
         if "://" in self.root:
-            place = public_url(self.root)
-            raise ValueError(
-                f"root={place!r}: a folder of images must be local. Copy it with "
-                f"{copying(place.partition('://')[0].lower(), place, 'FOLDER')}, and give FOLDER"
-            )
+            raise ValueError(f"root={public_url(self.root)!r}: {local_images(self.root)}, and give FOLDER")
         if self.split not in (splits := ("all", "train", "val", "test")):
             raise ValueError(
                 f"split={self.split!r} must be one of {', '.join(splits)}{similar(self.split, splits)}"

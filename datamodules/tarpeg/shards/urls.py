@@ -150,11 +150,17 @@ def local_folder(argument: str, given: str | os.PathLike[str]) -> str:
     url = public_url(f"{protocol}://{place}")
     raise ValueError(
         f"{argument}={url!r} must be a local folder: results are not written to URLs. Write to a folder of "
-        f"this machine, then copy it there with {copying(protocol, 'FOLDER', url)}"
+        f"this machine, then copy it there with {_copying(protocol, 'FOLDER', url)}"
     )
 
 
-def copying(protocol: str, source: str, dest: str) -> str:
+def local_images(url: str) -> str:
+    """Return the remedy for a folder of images at a URL, for messages."""
+    protocol, place = url.partition("://")[0].lower(), public_url(url)
+    return f"a folder of images must be local: copy it with {_copying(protocol, place, 'FOLDER')}"
+
+
+def _copying(protocol: str, source: str, dest: str) -> str:
     """Return the command that copies a folder from or to a URL of a protocol, for messages."""
     if protocol not in _COPY:
         return "the tool of that storage, or rclone"
@@ -224,9 +230,7 @@ def find_objects(url: str) -> tuple[Any, list[str]]:
         # Buckets list the folder itself, and pages of http their own order.
         others = [file_name(name) for name in names if public_url(name).strip("/") != path.strip("/")]
         if others and not paths:
-            protocol, place = url.partition("://")[0].lower(), public_url(url)
-            remedy = "Give a folder of shards; a folder of images must be local: copy it with "
-            remedy += copying(protocol, place, "FOLDER")
+            place, remedy = public_url(url), f"Give a folder of shards; {local_images(url)}"
             if tar := next(filter(_OTHER_TAR.search, others), ""):
                 ending = _OTHER_TAR.search(tar)
                 assert ending is not None
