@@ -17,7 +17,6 @@ from itertools import islice
 import pytest
 import torch
 from helpers.loaders import ALL, keys_of
-from helpers.pictures import jpeg
 from helpers.scripts import run_file, run_two_ranks
 from helpers.small_tars import sample
 from helpers.training import Net, fitted, module, trainer
@@ -29,28 +28,17 @@ from tarpeg import (
     Augment,
     Batch,
     CenterCrop,
-    ColorJitter,
     DataStallMonitor,
     DecodeError,
-    Folder,
-    FolderShards,
     KeyedBatch,
-    Label,
     Layout,
     Loader,
-    Mixture,
-    MixtureLoader,
     ShardDataModule,
     Split,
     build_cache,
-    errors,
-    machine,
-    make_shards,
 )
 from tarpeg.errors import ShardError
-from torch import nn
 from torch.utils.data import DataLoader
-from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
@@ -218,232 +206,6 @@ def test_what_is_not_a_split_is_refused(photos):
             ShardDataModule(**{kind: given})
 
 
-@pytest.mark.quick
-def test_class_names(tmp_path):
-    for number, name in enumerate(("ant", "bee", "cat", "ant", "bee", "cat")):
-        (tmp_path / "pets" / name).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "pets" / name / f"{number}.jpg").write_bytes(jpeg("420", 40, 48, seed=number))
-    prepare = FolderShards(str(tmp_path / "pets"), str(tmp_path / "out"), val_share=0.4)
-    build_cache(tmp_path / "pets", tmp_path / "cache", executor=0)
-
-    def data(shards, **options):
-        return ShardDataModule(Split(shards, CenterCrop(16), **options), workers=0, prepare=prepare)
-
-    packed = data(f"{tmp_path}/out/train-*.tar")
-    assert (packed.classes, packed.num_classes) == (["ant", "bee", "cat"], 3)
-    assert data(tmp_path / "cache").classes == packed.classes
-    assert data(tmp_path / "cache", target=["cls"]).num_classes is None
-    assert data([tmp_path / "cache", f"{tmp_path}/out/train-*.tar"]).classes == packed.classes
-    (tmp_path / "out" / "classes.json").write_text('{"ant": 0, "bee": 2}')
-    assert data(f"{tmp_path}/out/train-*.tar").classes is None
-    net = Net()
-    for net.num_classes, name in ((2, "cat"), (1, "bee")):
-        text = rf"labels 0\.\.2 .*num_classes=3, .* (\d): label \1 is '{name}'$"
-        with pytest.raises(ShardError, match=text):
-            fitted(tmp_path, data(tmp_path / "cache"), net)
-
-
-def test_shards_whose_labels_mean_other_classes_are_not_read_together(tmp_path):
-    for root, names in {"pets": ("ant", "bee"), "more": ("bee", "cat"), "fewer": ("ant",)}.items():
-        for number, name in enumerate(names):
-            (tmp_path / root / name).mkdir(parents=True)
-            (tmp_path / root / name / f"{number}.jpg").write_bytes(jpeg("420", 40, 48, seed=number))
-        build_cache(tmp_path / root, tmp_path / f"{root}.cache", executor=0)
-    pets, more, fewer = (tmp_path / f"{root}.cache" for root in ("pets", "more", "fewer"))
-    for given in ([pets, more], [more, pets]):
-        with pytest.raises(ShardError, match=r"label 0 is 'ant' in .*pets\.cache and 'bee' in .*more\.cache"):
-            Loader(Split(given, CenterCrop(16)), batch_size=1)
-        with pytest.raises(ShardError, match="label 0 is "):
-            ShardDataModule(Split(given, CenterCrop(16)), workers=0).setup()
-        Loader(Split(given, CenterCrop(16), target=None), batch_size=1).close()
-    together = ShardDataModule(Split([pets, fewer], CenterCrop(16)), workers=0)
-    together.setup()
-    assert together.classes == ["ant", "bee"]
-    with pytest.warns(UserWarning, match="the cache has no names of classes: label 0 is "):
-        assert build_cache([pets, more], tmp_path / "both", executor=0).classes is None
-    # A plain loop does not call setup().
-    data = ShardDataModule(Split(pets, CenterCrop(16)), Split(more, CenterCrop(16)), workers=0)
-    with pytest.raises(ShardError, match="label 0 is 'ant' in train and 'bee' in val"):
-        data.train_dataloader()
-    sources = {name: Split(tmp_path / f"{name}.cache", CenterCrop(16)) for name in ("pets", "more")}
-    mixture = Mixture(sources, weights={"pets": 1, "more": 1})
-    with pytest.raises(
-        ShardError, match="label 0 is 'ant' in pets and 'bee' in more, which would be one class"
-    ):
-        MixtureLoader(mixture, 2, workers=0)
-
-
-def test_a_class_that_only_a_later_split_has_counts(photos):
-    def split(names):
-        table = {"file": ALL, "name": [names[k % len(names)] for k in range(len(ALL))]}
-        return Split(photos, CenterCrop(16), labels=table, key="file", target="name")
-
-    two, three = split(["ant", "bee"]), split(["ant", "bee", "cow"])
-    mixture = Mixture({"two": two, "three": three}, weights={"two": 1, "three": 1})
-    for data in (
-        ShardDataModule(two, three, workers=0, allow_overlap=True),
-        ShardDataModule(mixture, workers=0),
-    ):
-        assert data.classes == ["ant", "bee", "cow"]
-        net = Net()
-        net.num_classes = 2
-        with pytest.raises(ShardError, match=r"labels 0\.\.2 .*num_classes=3, .*label 2 is 'cow'"):
-            trainer(".").fit(net, data)
-
-
-def test_classes_of_all_splits_are_compared_by_name_and_by_label(photos):
-    def split(names, classes=None):
-        table = {"file": ALL, "name": [names[k % len(names)] for k in range(len(ALL))]}
-        label = Label("name", classes=classes) if classes else "name"
-        return Split(photos, CenterCrop(16), labels=table, key="file", target=label)
-
-    def setup(*splits):
-        data = ShardDataModule(test=list(splits), workers=0, allow_overlap=True)
-        data.setup()
-        return data.classes
-
-    ant, cow, dog = split(["ant", "bee"]), split(["ant", "bee", "cow"]), split(["ant", "bee", "dog"])
-    with pytest.raises(ShardError, match=r"label 2 is 'cow' in test/1 and 'dog' in test/2.*same classes="):
-        setup(ant, cow, dog)
-    gaps = split(["cat", "dog"], {"cat": 1, "dog": 2})
-    for other in (split(["cat", "dog"]), split(["cat", "dog"], {"cat": 2, "dog": 1})):
-        with pytest.raises(
-            ShardError, match=r"label [12] is '(cat|dog)' in test/0 and '(dog|cat)' in test/1"
-        ):
-            setup(gaps, other)
-    with pytest.raises(ShardError, match=r"class 'cat' has the label 0 in test/0 and 4 in test/1, .*two for"):
-        setup(split(["cat"], {"cat": 0}), split(["cat"], {"cat": 4}))
-    alias = split(["cat", "kitty", "dog"], {"cat": 0, "kitty": 0, "dog": 1})
-    assert setup(alias, split(["cat", "dog"])) == ["cat", "dog"]
-    with pytest.raises(ShardError, match="label 0 is 'cat' in test/0 and 'ant' in test/1"):
-        setup(alias, split(["ant", "cat"]))
-
-
-def test_a_checkpoint_is_used_with_its_classes(tmp_path):
-    def data(*names, kind="train"):
-        out = tmp_path / "-".join(names)
-        for number, name in enumerate(names):
-            (out / "images" / name).mkdir(parents=True, exist_ok=True)
-            (out / "images" / name / "a.jpg").write_bytes(jpeg("420", 40, 48, seed=number))
-        make_shards(out / "shards", Folder(str(out / "images")), replace=True)
-        return ShardDataModule(**{kind: Split(f"{out}/shards/*.tar", CenterCrop(16))}, workers=0)
-
-    path, run = tmp_path / "run.ckpt", partial(trainer, tmp_path)
-    fitted(tmp_path, data("ant", "bee", "cat")).trainer.save_checkpoint(path)
-    moved = data("bee", "cat", "fox", kind="val")
-    text = r"^label 0 was 'ant' .*'bee' now: 3 of 3 labels"
-    with pytest.raises(ShardError, match=text):
-        run().validate(Net(), moved, ckpt_path=path)
-    with pytest.raises(ShardError, match="restore these folders"):
-        run(max_epochs=2).fit(Net(), data("bee", "cat", "fox"), ckpt_path=path)
-    with pytest.warns(UserWarning, match="label 1 .*'bee' .*'bees'"):
-        run().validate(Net(), data("ant", "bees", "cat", kind="val"), ckpt_path=path, verbose=False)
-    run().validate(Net(), data("ant", "bee", "cat", kind="val"), ckpt_path=path, verbose=False)
-    images = Split(tmp_path / "bee-cat-fox" / "images", CenterCrop(16), target=None)
-    alone = ShardDataModule(predict=images, workers=0)
-    run().predict(Net(), alone, ckpt_path=path)
-    assert alone.classes == ["ant", "bee", "cat"]
-    alone.load_state_dict({"classes": ["bee", "ant"]})  # of another checkpoint: not compared with the first
-    alone.setup("predict")
-    assert alone.classes == ["bee", "ant"]
-    others = data("bee", "cat", "fox", kind="predict")
-    assert others.classes == ["bee", "cat", "fox"]
-    others.load_state_dict({"classes": ["ant", "bee", "cat"]})
-    assert others.classes == ["ant", "bee", "cat"]
-
-
-def test_splits_with_other_labels_are_an_error(tmp_path):
-    for number, name in enumerate(("cat", "dog", "fox")):
-        for split in ("train", "val")[: 1 + (name != "cat")]:
-            (tmp_path / split / name).mkdir(parents=True)
-            (tmp_path / split / name / "a.jpg").write_bytes(jpeg("420", 40, 48, seed=number))
-    out = {name: tmp_path / f"{name}-shards" for name in ("train", "val")}
-    for name, folder in out.items():
-        make_shards(folder, Folder(str(tmp_path / name)), prefix=name)
-    splits = {name: Split(f"{folder}/*.tar", CenterCrop(16)) for name, folder in out.items()}
-    data = ShardDataModule(**splits, workers=0)
-    assert str(data) == "ShardDataModule(train, val)"
-    with pytest.raises(ShardError, match=r"label 0 .*'cat' in train .*'dog' in val.*Folder\(root"):
-        data.setup()
-    ShardDataModule(splits["train"], test=splits["train"], allow_overlap=True, workers=0).setup()
-
-    before = (out["train"] / "classes.json").read_bytes()
-    with pytest.raises(ShardError, match=r"label 0 .*'cat' in .*train-000000\.tar .*'dog'"):
-        make_shards(out["train"], Folder(str(tmp_path / "val")), prefix="val")
-    assert (out["train"] / "classes.json").read_bytes() == before
-    (tmp_path / "val" / "fox").rename(tmp_path / "val" / "cat")
-    make_shards(out["train"], Folder(str(tmp_path / "val")), prefix="val")
-    assert (out["train"] / "classes.json").read_bytes() == before, "with the class that val lacks"
-
-
-def test_an_augment_within_other_modules_is_a_warning(photos):
-    whole = nn.Sequential(Augment(color=ColorJitter(brightness=0.4)), nn.Identity())
-    for augment in (whole, torch.compile(whole, backend="eager")):
-        with pytest.warns(UserWarning, match="resumed"):
-            ShardDataModule(Split(photos, CenterCrop(16)), augment=augment)
-    alone = torch.compile(Augment(color=ColorJitter(brightness=0.4)), backend="eager")
-    for augment in (alone, nn.Sequential(Augment(), nn.Identity())):
-        ShardDataModule(Split(photos, CenterCrop(16)), augment=augment)
-    flip = torch.compile(v2.Compose([v2.RandomHorizontalFlip()]), backend="eager")
-    with pytest.raises(ValueError, match=r"torchvision .*validation"):
-        ShardDataModule(Split(photos, CenterCrop(16)), augment=flip)
-
-
-def test_batches_that_nobody_augments_are_a_warning(photos, tmp_path):
-    def warnings_of(use, **settings):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            use(module(photos, **{"augment": Augment(), **settings}))
-        return [str(each.message) for each in caught if "augment=" in str(each.message)]
-
-    def fit_loader(data):
-        trainer(tmp_path, max_epochs=2).fit(Net(), data.train_dataloader())
-
-    (text,) = warnings_of(fit_loader)
-    assert "is not applied to these batches of train" in text and "trainer.fit(model, data)" in text
-    assert len(warnings_of(lambda data: list(data.train_dataloader()))) == 1
-    for use in (
-        lambda data: fitted(tmp_path, data, max_epochs=2),
-        lambda data: list(data.augmented(data.train_dataloader())),
-        lambda data: list(data.val_dataloader()),
-    ):
-        assert not warnings_of(use)
-    assert not warnings_of(fit_loader, augment=None)
-
-
-class Convolution(Net):
-    """Does not convert its images."""
-
-    def _see(self, batch):
-        return nn.functional.conv2d(batch.image, torch.ones(1, 3, 1, 1)).mean()
-
-
-def test_a_model_that_does_not_take_uint8_gets_a_hint(photos, tmp_path):
-    def hints(data, *loaders):
-        errors._warned.clear()
-        given = {} if loaders else {"datamodule": data}
-        with warnings.catch_warnings(record=True) as caught, pytest.raises(RuntimeError, match=r"Byte|unsig"):
-            warnings.simplefilter("always")
-            trainer(tmp_path).fit(Convolution(), *loaders, **given)
-        return {text for each in caught if "augment=" in (text := str(each.message))}
-
-    data = module(photos)
-    for loaders in ((), (data.train_dataloader(),), (data.train_dataloader(), data.val_dataloader())):
-        (text,) = hints(data, *loaders)
-        assert text.startswith("the images are uint8: give the ShardDataModule augment=tarpeg.Augment()")
-    data = module(photos, augment=Augment())
-    (text,) = hints(data, data.train_dataloader())
-    assert "is not applied to these batches of train" in text, "also before the fourth batch"
-
-
-def test_augmented_takes_one_loader(photos):
-    data = module(photos, augment=Augment())
-    loader = data.train_dataloader()
-    for given in ([loader], DataLoader([1]), None):
-        with pytest.raises(ValueError, match=f"loader={type(given).__name__}"):
-            data.augmented(given)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("views", [1, 2])
 def test_predictions_leave_out_undecodable_images(shard_of, workers, views):
@@ -481,24 +243,6 @@ def test_validation_leaves_out_undecodable_images_if_asked(shard_of):
         ShardDataModule(train=split, val=split, on_error="leave_out")
 
 
-def test_missing_labels_are_an_error_at_setup(shard_of, tmp_path):
-    image = [(f"k{number}.jpg", jpeg("420", 24, 24)) for number in range(3)]
-    shards = shard_of(image)
-    with pytest.raises(ShardError, match=r"x\.tar, key 'k0' .*'cls'.* None"):
-        ShardDataModule(Split(shards, CenterCrop(16))).setup("fit")
-    ShardDataModule(Split(shards, CenterCrop(16), target=None)).setup("fit")
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "写真 1.JPG").write_bytes(image[0][1])
-    (tmp_path / "images" / "0 broken.jpg").write_bytes(b"")
-    split = Split(tmp_path / "images", CenterCrop(16))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the error is enough
-        with pytest.raises(ShardError, match=r"'0 broken\.jpg', .*Split\(target=None"):
-            ShardDataModule(split).setup("fit")
-    with pytest.warns(UserWarning, match="no labels"):
-        ShardDataModule(predict=split).setup("predict")
-
-
 def test_splits_of_several_types_of_images_are_refused(photos):
     floats = v2.Compose([v2.CenterCrop(16), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     one, other = Split(photos, transform=floats), Split(photos, CenterCrop(16))
@@ -513,15 +257,6 @@ def test_splits_of_several_types_of_images_are_refused(photos):
             return batch
 
     Own(one, other)
-
-
-def test_a_label_that_the_loss_refuses_gets_a_note(shard_of, tmp_path):
-    members = [sample(number, label=b"%d" % (5 + number)) for number in range(3)]
-    data = ShardDataModule(Split(shard_of(*members), CenterCrop(16)), workers=0)
-    with pytest.raises(IndexError, match="out of bounds") as caught:
-        fitted(tmp_path, data)
-    note = f"labels 5..7 need num_classes=8; the first 7: shard {tmp_path}/x.tar, key 'k0002'"
-    assert getattr(caught.value, "__notes__", [note]) == [note]
 
 
 @pytest.mark.quick
@@ -616,108 +351,6 @@ def test_a_training_within_the_training_of_another_is_refused(photos, tmp_path):
 
     with pytest.raises(RuntimeError, match="another Trainer trains with this ShardDataModule"):
         fitted(tmp_path, module(photos), callbacks=[Train()])
-
-
-def first_images(tmp_path, data):
-    """The images of the first batch in training, and in validation."""
-    net = fitted(tmp_path, data, fast_dev_run=True)
-    return [net.seen[stage][0].image for stage in ("train", "validate")]
-
-
-@pytest.mark.quick
-def test_augment_runs_after_the_transfer_in_the_right_mode(photos, tmp_path):
-    modes, augment = [], nn.Identity()
-
-    def record(augment, _, images):
-        modes.append(augment.training)
-        return images.float()
-
-    augment.register_forward_hook(record)
-    limits = {"num_sanity_val_steps": 0, "limit_train_batches": 2, "limit_val_batches": 1}
-    net = fitted(tmp_path, module(photos, augment=augment), **limits)
-    # Two passes before each of the first batches: is it random in validation?
-    assert modes == [False, False, True, False, False, True, False, False, False]
-    assert net.seen["train"][0].image.dtype == torch.float32
-    normalised, plain = (first_images(tmp_path, module(photos, augment=a))[0] for a in (Augment(), None))
-    assert normalised.abs().max() < 3
-    assert plain.dtype == torch.uint8
-
-
-class OwnFlip(v2.RandomHorizontalFlip):
-    """A transform that respects the mode."""
-
-    def forward(self, images):
-        return super().forward(images) if self.training else images
-
-
-def test_transforms_of_torchvision_are_refused(photos):
-    flip = v2.RandomHorizontalFlip()
-    of_torchvision = [flip, nn.Sequential(nn.Identity(), nn.Sequential(flip)), v2.Compose([flip])]
-    of_torchvision += [v1.ColorJitter(0.4), v1.Compose([flip]), v1.functional.hflip, v2.functional.hflip]
-    for augment in (*of_torchvision, type("Own", (v2.Transform,), {"transform": lambda *_: None})()):
-        with pytest.raises(ValueError, match=r"^augment=\w+ of torchvision .*tarpeg\.Augment\("):
-            module(photos, augment=augment)
-    with pytest.raises(ValueError, match=r"^augment=<built-in function abs> .*torch\.nn\.Module"):
-        module(photos, augment=abs)
-    random = [v2.GaussianBlur(3), v2.RandomApply([v2.Resize(8)]), v2.JPEG((5, 50)), v2.Lambda(lambda x: x)]
-    for part in random:
-        with pytest.raises(ValueError, match=r"self\.training"):
-            module(photos, augment=nn.Sequential(Augment(), v2.Compose([v2.Identity(), part])))
-    for augment in (OwnFlip(1.0), nn.Sequential(OwnFlip(1.0))):
-        data = module(photos, augment=augment, threads=0)
-        loader, plain = data.val_dataloader(), module(photos, threads=0).val_dataloader()
-        assert torch.equal(next(data.augmented(loader)).image, next(iter(plain)).image)
-
-
-class OwnNormalize(v2.Normalize):
-    """A fixed transform with constants of its own."""
-
-
-def test_fixed_transforms_of_torchvision_run_in_training_and_validation(photos):
-    half = OwnNormalize([0.5] * 3, [0.5] * 3)
-    floats = v2.Compose([v2.ToDtype(torch.float32, scale=True), half])
-    for augment in (floats, nn.Sequential(v1.ConvertImageDtype(torch.float32), v1.Resize(16), half)):
-        data = module(photos, augment=augment, threads=0)
-        for loader in (data.val_dataloader(), data.train_dataloader()):
-            image = next(data.augmented(loader)).image
-            assert image.dtype == torch.float32 and -1 <= image.min() < -0.5 < image.max() <= 1
-
-
-def test_the_decoder_normalises_if_the_cpu_trains(photos, tmp_path):
-    class Own(Augment):
-        def forward(self, images):
-            calls.append(images.dtype)
-            return super().forward(images)
-
-    calls = []
-    seen = [first_images(tmp_path, module(photos, augment=augment)) for augment in (Own(), Augment())]
-    assert calls == [torch.uint8] * 2
-    for apart, fused in zip(*seen, strict=True):
-        assert fused.dtype == torch.float32 and torch.allclose(fused, apart, atol=2e-6)
-
-
-def test_limits_of_the_machine_are_read_per_loader_not_per_batch(photos, tmp_path, monkeypatch):
-    reads, read_machine = [], machine.read_machine
-    monkeypatch.setattr(machine, "read_machine", lambda: reads.append(1) or read_machine())
-    counts = []
-    for batch_size in (23, 2):
-        data = module(photos, workers=None, augment=Augment(), batch_size=batch_size)
-        fitted(tmp_path, data)
-        counts.append(len(reads))
-        reads.clear()
-    assert counts[0] == counts[1] <= 3, "once for the data module and for each of its loaders"
-
-
-@pytest.mark.quick
-def test_an_overridden_hook_gets_uint8(photos, tmp_path):
-    class Hooked(ShardDataModule):
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            assert batch.image.dtype == torch.uint8
-            return super().on_after_batch_transfer(batch, dataloader_idx)
-
-    split = Split(photos, CenterCrop(16))
-    data = Hooked(split, split, batch_size=4, workers=0, augment=Augment(), allow_overlap=True)
-    assert first_images(tmp_path, data)[0].dtype == torch.float32
 
 
 @pytest.mark.quick
@@ -868,20 +501,6 @@ def test_ranks_with_different_batches_raise(photos, tmp_path):
     assert re.search(text, done.stderr)
 
 
-@pytest.mark.quick
-def test_the_hook_of_the_module_comes_after_augment(photos, tmp_path, recwarn):
-    class Hooked(Net):
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            assert batch.image.dtype == torch.float32, "augmented"
-            batch = self.trainer.datamodule.on_after_batch_transfer(batch, dataloader_idx)  # not once more
-            return batch._replace(image=batch.image * 0 + 7)
-
-    for settings in ({"augment": Augment()}, {"augment": Augment(), "workers": 1}):
-        net = fitted(tmp_path, module(photos, **settings), Hooked())
-        assert all((batch.image == 7).all() for stage in ("train", "validate") for batch in net.seen[stage])
-    assert not [entry for entry in recwarn if "on_after_batch_transfer" in str(entry.message)]
-
-
 def test_substituted_images_are_logged(shard_of, tmp_path):
     path = shard_of(*(sample(number, b"" if number == 3 else None) for number in range(8)))
     data = ShardDataModule(Split(path, CenterCrop(16)), batch_size=4, workers=1)
@@ -992,12 +611,6 @@ def test_a_data_module_is_no_loader_and_its_error_has_the_loader(photos):
         with pytest.raises(TypeError, match=r"train_dataloader\(\).*DataLoader\(tarpeg\.Dataset"):
             use(data)
     assert data, "without asking for its length"
-
-
-def test_mixup_of_timm_has_a_remedy(photos):
-    mixup = type("Mixup", (), {"__module__": "timm.data.mixup", "__call__": lambda *_: None})()
-    with pytest.raises(ValueError, match=r"augment=.*tarpeg\.Augment\(mix=tarpeg\.Mix\(classes="):
-        module(photos, augment=mixup)
 
 
 def test_a_batch_norm_with_one_sample_names_the_remedy(photos, tmp_path):
