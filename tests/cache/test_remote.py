@@ -297,6 +297,15 @@ def test_urls_that_cannot_be_read(tmp_path, url, message):
     assert "secret" not in str(caught.value)
 
 
+def test_urls_that_differ_in_their_query_alone(shards, serve, tmp_path):
+    url = serve(Plain) + "/t-000.tar"
+    with pytest.raises(ShardError, match=r"t-000\.tar has two URLs that differ in the query") as caught:
+        build_cache([url + "?k=secret", url + "?k=other"], tmp_path / "cache", executor=0)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ShardError, match=r"t-000\.tar is there twice"):
+        build_cache([url, url], tmp_path / "cache", executor=0)
+
+
 def test_an_error_of_http_is_named(serve, tmp_path):
     for handler in (Plain, Ranges):
         with pytest.raises(ShardError, match=r"t-009\.tar.* 404 "):

@@ -7,6 +7,8 @@ import functools
 import http.server
 import itertools
 import re
+import ssl
+import subprocess
 import tarfile
 import threading
 import time
@@ -305,6 +307,42 @@ def test_a_refused_connection_is_not_called_a_truncated_shard():
         ShardError, match=r"a\.tar cannot be read as a stream: no connection \(curl ended with"
     ):
         taken(load("http://127.0.0.1:9/a.tar"))
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate of 127.0.0.1 that nobody else has signed, with its key."""
+    path = str(tmp_path / "certificate.pem")
+    made = "openssl req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -subj /CN=localhost"
+    options = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", path + ".key", "-out", path]
+    subprocess.run([*made.split(), *options], check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture
+def secure(folder, certificate):
+    """URL of the folder on a web server with that certificate."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, certificate + ".key")
+        served.socket = context.wrap_socket(served.socket, server_side=True)
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield f"https://127.0.0.1:{served.server_address[1]}"
+        served.shutdown()
+
+
+def test_an_unknown_certificate_is_the_reason(secure, certificate, tmp_path, monkeypatch):
+    with pytest.raises(ShardError, match=r"s-0\.tar .*certificate is not known: give CURL_CA_BUNDLE"):
+        taken(load(f"{secure}/s-0.tar"))
+    for read in (load, lambda url: build_cache(url, tmp_path / "cache", executor=0)):
+        with pytest.raises(ShardError, match=r"s-\*\.tar cannot be read: .*certificate"):
+            read(f"{secure}/s-*.tar")
+    monkeypatch.setenv("CURL_CA_BUNDLE", str(tmp_path / "none.pem"))
+    with pytest.raises(ShardError, match="the file of CURL_CA_BUNDLE cannot be read"):
+        taken(load(f"{secure}/s-0.tar"))
+    monkeypatch.setenv("CURL_CA_BUNDLE", certificate)
+    assert taken(load(f"{secure}/s-0.tar"))
 
 
 def test_a_batch_of_one_has_no_substitute(tmp_path):

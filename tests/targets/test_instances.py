@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from helpers import reference
 from helpers.chains import chain, view_of
 from helpers.loaders import load
+from helpers.pictures import saved
 from helpers.scenes import Scenes, objects
-from tarpeg import Boxes, InstanceMasks, Masks, RandomResizedCrop, ShardError, Split, View, Whole
+from PIL import Image
+from tarpeg import (
+    Boxes,
+    InstanceMap,
+    InstanceMasks,
+    Masks,
+    Mosaic,
+    RandomResizedCrop,
+    ShardError,
+    Split,
+    View,
+    Whole,
+)
 from tarpeg.targets import annotations, instances
 from torchvision import tv_tensors
 
@@ -194,3 +209,27 @@ def test_wrong_settings(options):
     name = "first argument" if "objects" in options else next(iter(options))
     with pytest.raises(ValueError, match=name):
         InstanceMasks(**{"objects": "json:objects", **options})
+
+
+@pytest.mark.parametrize("crop", [Whole((48, 64)), Mosaic(64)])
+@pytest.mark.parametrize("form", ["boxes first", "boxes last", "by name", "asked twice", "a map"])
+def test_the_image_id_of_several_targets_is_the_one_that_was_asked_for(form, crop):
+    square = [[10, 10, 20, 10, 20, 20, 10, 20]]
+    annotation = {"bbox": [10, 10, 10, 10], "category_id": 1, "segmentation": square, "number": 1}
+    picture = np.zeros((48, 64), np.uint8)
+    picture[10:20, 10:20] = 1
+    png = saved(Image.fromarray(picture), "PNG")
+    source = Scenes({number: objects(annotation, id=300 - number) | {"png": png} for number in range(12)})
+    boxes, masks = Boxes("json:objects", image_id="id"), InstanceMasks("json:objects")
+    targets = {
+        "boxes first": [boxes, masks],
+        "boxes last": [masks, boxes],
+        "by name": {"a": boxes, "b": masks},
+        "asked twice": [Boxes("json:objects"), replace(masks, image_id="id")],
+        "a map": [boxes, InstanceMap("png", objects="json:objects", id="number")],
+    }[form]
+    split = Split(source, crop, targets=targets)
+    batches = list(load(None, split=split, **HERE))
+    assert len(batches) > 1
+    for batch in batches:
+        assert [target["image_id"] for target in batch.targets] == [300 - int(key[-3:]) for key in batch.key]

@@ -234,6 +234,18 @@ def _read_at(file: BinaryIO, name: str, offset: int, nbytes: int) -> bytes:
     return data
 
 
+def _refuse_equal_paths(shards: Sequence[SourceShard]) -> None:
+    """Raise ShardError for URLs that differ in their query alone: it is in no name."""
+    seen: dict[str, str] = {}
+    for shard in (each for each in shards if each.is_remote):
+        if seen.setdefault(shard.name, shard.location) != shard.location:
+            raise ShardError(
+                f"shard {shard.name} has two URLs that differ in the query after '?' alone, and a cache "
+                "names its shards by the path. Give each shard once; if these are several, copy them to a "
+                "local folder first, or read them as a stream."
+            )
+
+
 def list_source(source: Paths) -> list[SourceShard]:
     """List the shards of a source in order.
 
@@ -255,6 +267,7 @@ def list_source(source: Paths) -> list[SourceShard]:
                 "Give a URL, or write the output to a file"
             )
         shards += _remote_shards(part) if URL.match(part) else map(_local_shard, expand(part))
+    _refuse_equal_paths(shards)
     refuse_twice([shard.name if shard.is_remote else shard.location for shard in shards], source)
     unknown = [shard.name for shard in shards if not shard.version]
     if unknown:

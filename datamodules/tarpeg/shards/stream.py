@@ -37,8 +37,13 @@ from .urls import (
 )
 
 _HTTP_ERROR = 22  # curl's status for an answer of the server that is an error, without its number
-_CURL = {6: "the host was not found", 7: "no connection", 18: "the transfer ended early", 28: "a timeout"}
-_NOT_BEGUN = (6, 7)  # of _CURL: what came is empty, not truncated
+_UNKNOWN_CERTIFICATE = "the server's certificate is not known: give CURL_CA_BUNDLE, a file with its CA"
+_CURL = {
+    **{6: "the host was not found", 7: "no connection", 18: "the transfer ended early", 28: "a timeout"},
+    **{35: "no secure connection", 51: _UNKNOWN_CERTIFICATE, 60: _UNKNOWN_CERTIFICATE},
+    77: "the file of CURL_CA_BUNDLE cannot be read",
+}
+_NOT_BEGUN = (6, 7, 35, 51, 60, 77)  # of _CURL: what came is empty, not truncated
 _SHARDS = 1 << 32  # purpose number of shard permutations; the sampler's own purposes are smaller
 _BROKEN = (
     *(OSError, EOFError, ValueError, LookupError, TypeError, ImportError, OverflowError, RecursionError),

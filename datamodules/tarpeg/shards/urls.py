@@ -241,9 +241,18 @@ def find_objects(url: str) -> tuple[Any, list[str]]:
             )
     else:
         paths = [path]
+    if not paths and HTTP.match(url):
+        with suppress(FileNotFoundError):  # any other error is the reason: fsspec's glob of http hides them
+            system.ls(_page_of(url))
     if not paths:
         raise ShardError(f"{public_url(url)!r} matches no shard. Check the URL and the pattern.")
     return system, paths
+
+
+def _page_of(url: str) -> str:
+    """Return the last page of an http URL before its first pattern."""
+    found = re.match(r"[^:/]+://[^/]*/(?:[^*\[/]*/)*", url)
+    return found[0] if found else url
 
 
 def expand_url(url: str) -> list[str]:

@@ -154,7 +154,19 @@ def _moved(
                 raise
         else:
             others[name] = _move(target, column, view, source, ids)
-    return parts, others
+    return _with_asked_ids(targets, parts), others
+
+
+def _with_asked_ids(targets: Targets, parts: list[Fields]) -> list[Fields]:
+    """Give all parts the ``image_id`` of the first target that has a field for it: they share one dict."""
+    flat = filter(is_flat, by_name(targets).values())
+    asked = (part for target, part in zip(flat, parts, strict=True) if getattr(target, "image_id", None))
+    if (first := next(asked, None)) is not None:
+        numbers = first.of_images["image_id"]
+        for part in parts:
+            if "image_id" in part.of_images:
+                part.of_images["image_id"] = numbers
+    return parts
 
 
 def _move(target: Target, values: Sequence[Any], view: View, source: Source, ids: Int64) -> list[Any]:
