@@ -28,6 +28,9 @@ _RISKY = re.compile("pipe|streaming|checkpoint|pretrained", re.IGNORECASE)
 # Paths and URLs: no commands, which have a colon or "|", and no interpolation.
 _TEXT = re.compile(r"((https?|s3|gs|hf|file)://)?([^:|${}\\<>`\x00-\x1f]|\{\d+\.\.\d+\})*")
 _OPTION = re.compile(r"[\w-]*")
+# How splits are streamed that a validation, or a prediction, does not read.
+_OF_TRAINING = re.compile(r"[+~]*data\.train\.streaming\b")
+_OF_ANY_SPLIT = re.compile(r"[+~]*data\.\w+\.streaming\b")
 
 
 class KeepArguments(lightning.Callback):
@@ -70,7 +73,8 @@ def with_those_of_checkpoint(arguments: Sequence[str]) -> list[str]:
         return [*arguments]
     stored = _arguments_in(checkpoint)
     chosen = dict(each.split("=", 1) for each in stored if each.partition("=")[0] in _KEPT)
-    kept = [each for each in stored if not _is_replaced(each, given, chosen)]
+    unread = _OF_TRAINING if "predict" not in given else _OF_ANY_SPLIT
+    kept = [each for each in stored if not (_is_replaced(each, given, chosen) or unread.match(each))]
     if (code := [each for each in kept if _names_code(each)]) and not trusted:
         raise ConfigError(
             f"ckpt_path={path} was trained with {' '.join(code)}, which names code: give the same, or "

@@ -106,6 +106,8 @@ def _overrides(key: str, value: Any) -> list[str]:
         return [f"{key}={option}", *(f"{key}.{name}={each}" for name, each in value.arguments.items())]
     if key == "data.train.crop":
         return [f"{key}.size=..."]
+    if key == "data.train.streaming" and value is True:
+        return ["++data.train.streaming=true (of a validation set, ++data.val.streaming=true)"]
     if key in _NOT_IN_EVERY_FILE:
         key = f"++{key}"
     if isinstance(value, (list, str)):

@@ -547,6 +547,11 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
         assert with_those_of_checkpoint([*own, more]) == [*left, *own, more]
     for without in (own[:1], own[1:], [*own, "--multirun"], ["ckpt_path=none.ckpt", "validate=true"]):
         assert with_those_of_checkpoint(without) == [*without]
+    streamed = ("data=shards", "data.train.streaming=true", "+data.val.streaming=true")
+    own = (saved(*streamed), "predict=/new")  # which reads neither
+    assert with_those_of_checkpoint(own) == ["data=shards", *own]
+    own = (saved(*streamed[:2]), "validate=true")
+    assert with_those_of_checkpoint(own) == ["data=shards", *own]
     for code in (
         "data.prepare={_target_: os.system, command: ls}",
         "model.net._target_=os.abort",
@@ -560,7 +565,7 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
         "+model.net.checkpoint_path=weights",
         "data.val.crop={size:{_target_:os.abort}}",
     ):
-        own = (saved(code, "data=shards"), "predict=/new")
+        own = (saved(code, "data=shards"), "validate=true")
         with pytest.raises(ConfigError, match=r"names code: .*trust_ckpt=true"):
             with_those_of_checkpoint(own)
         trusting = [*own, "trust_ckpt=true"]

@@ -21,7 +21,7 @@ from helpers.masks import png as masked_png, regions
 from helpers.pictures import bit_flipped, saved
 from helpers.scenes import Scenes, number_of, objects
 from PIL import Image
-from tarpeg import Augment, Boxes, Masks, RandomResizedCrop, ShardError, Split, View, Whole
+from tarpeg import Augment, Boxes, FloatMap, Masks, RandomResizedCrop, ShardError, Split, View, Whole
 from tarpeg.cache.masks import banded
 from tarpeg.targets.masks import Part, warped
 from torchvision import tv_tensors
@@ -275,6 +275,33 @@ def test_a_mask_of_an_image_that_exif_turns_is_upright():
 def test_wrong_settings(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Masks(**{"extension": "png", **options})
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        ({-1: 255, 0: 0}, "labels={-1: 255} of Masks: -1 must be a value in the file"),
+        (dict(enumerate(range(4000))), "labels={256: 256} .*0..255; for more classes, give FloatMap"),
+        ({(1, 2, 3): 2, 1: 1}, "labels={1: 1} of Masks must be a colour"),
+    ],
+)
+def test_the_wrong_pair_of_a_table_is_named(labels, text):
+    with pytest.raises(ValueError, match=text) as caught:
+        Masks("png", labels=labels)
+    assert len(str(caught.value)) < 200
+
+
+def test_more_classes_and_more_maps_than_masks_have():
+    with pytest.raises(ValueError, match="field 'mask'; the other may be a FloatMap"):
+        Split(scenes(), Whole(16), targets=[Masks("a.png"), Masks("b.png")])
+    wide = np.kron(np.arange(12, dtype=np.uint16).reshape(3, 4) * 1000, np.ones((16, 16), np.uint16))
+    lanes = np.full((48, 64), 7, np.uint8)
+    source = Scenes({0: {"a.png": png(lanes)["png"], "b.png": png(wide)["png"]}}, count=1)
+    targets = [Masks("a.png"), FloatMap("b.png", name="wide", interpolation="nearest-exact")]
+    batch = next(iter(load(None, split=Split(source, Whole((48, 64)), targets=targets), **HERE)))
+    (found,) = batch.targets
+    assert torch.equal(found["wide"].long(), torch.from_numpy(wide.astype(np.int64)))
+    assert found["mask"].unique().tolist() == [7]
 
 
 @pytest.mark.parametrize("moved", [[], [1, 4], [0, 1, 2, 3, 4]])

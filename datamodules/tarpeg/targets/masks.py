@@ -127,19 +127,24 @@ class Masks:
         """Sorted values in the file, colours as one number, and the class of each."""
         if self.labels is None:
             return None
-        found = {}
-        for value, label in self.labels.items() if isinstance(self.labels, Mapping) else [(None, None)]:
-            code = _code(value)
-            if code is None or type(label) is not int or not 0 <= label <= 255:
-                raise ValueError(
-                    f"labels={self.labels!r} of Masks must be a dict from values in the file, integers or "
-                    "colours (red, green, blue), to classes in 0..255, or None"
-                )
-            found[code] = label
-        if not found or (self._is_of_colours and not all(map(_is_colour, self.labels))):
+        if not isinstance(self.labels, Mapping) or not self.labels:
             raise ValueError(
-                f"labels={self.labels!r} of Masks must have integers, or colours, and one at least"
+                f"labels={self.labels!r} of Masks must be a dict with one value at least, or None"
             )
+        found = {}
+        for value, label in self.labels.items():
+            code, pair = _code(value), f"labels={{{value!r}: {label!r}}} of Masks"
+            if code is None:
+                raise ValueError(
+                    f"{pair}: {value!r} must be a value in the file, 0 or more, or (red, green, blue)"
+                )
+            if type(label) is not int or not 0 <= label <= 255:
+                raise ValueError(
+                    f"{pair}: {label!r} must be a class in 0..255; for more classes, {self._more_classes}"
+                )
+            if _is_colour(value) != self._is_of_colours:
+                raise ValueError(f"{pair} must be a colour, as others of the table are")
+            found[code] = label
         codes = sorted(found)
         return np.array(codes, np.int32), np.array([found[code] for code in codes], np.int16)
 
@@ -153,6 +158,10 @@ class Masks:
         is_byte = known < 256
         table[known[is_byte]] = labels[is_byte]
         return table
+
+    @property
+    def _more_classes(self) -> str:
+        return f"give FloatMap({plain(self.extension)!r}, interpolation='nearest-exact')"
 
     @property
     def _is_of_colours(self) -> bool:
@@ -282,7 +291,10 @@ class Masks:
             codes = values.astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
         if self._table is None:
             if values.dtype != np.uint8 and values.max() > 255:
-                raise ValueError(f"it has the value {values.max()}, above 255: give labels= a table")
+                raise ValueError(
+                    f"it has the value {values.max()}, above 255: give labels= a table, or "
+                    f"for more classes {self._more_classes}"
+                )
             return np.ascontiguousarray(values.astype(np.uint8, copy=False))
         known, labels = self._table
         if is_coloured:

@@ -212,6 +212,8 @@ def check_targets(targets: Any) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         remedy = "; give one FloatMap another name=" if "FloatMap" in type_names(targets) else ""
+        if twice == "mask":
+            remedy = "; the other may be a FloatMap, with name= and interpolation='nearest-exact'"
         raise ValueError(f"targets={type_names(targets)}: two of them have the field {twice!r}{remedy}")
     for each in found:
         for method in ("read", "move"):  # a subclass of the protocol has its methods, which do nothing
