@@ -125,6 +125,17 @@ def test_an_affine_moves_maps_as_images(kind):
     loader.close()
 
 
+@pytest.mark.parametrize("fill", [-1, -100.5, 255, 1e6])
+def test_padding_that_an_affine_moves_is_fill_to_the_bit(fill):
+    source, _, name = with_maps("png16")
+    augment, found = Augment(affine=Affine(degrees=15, translate=0.1)), []
+    for each in (0, fill):
+        split = Split(source, ScaleJitter(64, scale_range=(0.5, 1)), targets=FloatMap(name, fill=each))
+        found.append([maps for _, maps, *_ in tarpeg.Loader(split, 4, augment=augment, workers=0, keys=True)])
+    for zeros, maps in zip(*found, strict=True):
+        assert (zeros == 0).any() and (maps[zeros == 0] == fill).all()
+
+
 def test_maps_of_a_mosaic_are_those_of_its_parts():
     source, arrays, name = with_maps("png16")
     split = Split(source, Mosaic(80, p=0.9), flip=0.5, targets=FloatMap(name, fill=-1))

@@ -203,8 +203,15 @@ class FloatMap:
         shifted = affine.copy()
         shifted[:, :, 2] += affine[:, :, :2].sum(axis=2) * 0.5 - 0.5
         mode: Literal["bilinear", "nearest"] = "bilinear" if self.interpolation == "bilinear" else "nearest"
-        images, matrices = torch.from_numpy(maps)[:, None], torch.from_numpy(shifted)
-        found: Float32 = warp_affine(images, matrices, maps.shape[1:], mode, float(self.fill))[:, 0].numpy()
+
+        def warp(values: Float32, fill: float) -> Float32:
+            images, matrices = torch.from_numpy(values)[:, None], torch.from_numpy(shifted)
+            found: Float32 = warp_affine(images, matrices, maps.shape[1:], mode, fill)[:, 0].numpy()
+            return found
+
+        found, fill = warp(maps, float(self.fill)), np.float32(self.fill)
+        if mode == "bilinear" and fill:  # rounded weights do not add up to 1, and users compare with fill
+            found[warp((maps != fill).astype(np.float32), 0.0) == 0] = fill
         return found
 
     def move(self, value: Values, view: View) -> Any:
