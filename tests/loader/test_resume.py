@@ -476,6 +476,32 @@ def test_a_shorter_loader_beside_another_one_repeats_no_pass(photos, tmp_path, s
     assert not own_warnings(recwarn)
 
 
+def test_a_shorter_stream_that_ended_with_the_epoch_does_not_go_back(photos, tmp_path, recwarn):
+    def run(path=None):
+        large, small = (
+            tarpeg.Loader(
+                tarpeg.Split(photos, tarpeg.Whole(16), streaming=tarpeg.Streaming(samples)),
+                4,
+                keys=True,
+                workers=0,
+                augment=tarpeg.Augment(),
+            )
+            for samples in (16, 12)
+        )
+        folder, net = tmp_path if path is None else tmp_path / "again", Both()
+        settings = {"max_epochs": 2, "callbacks": [Every(folder)] * (path is None)}
+        trainer(folder, **settings).fit(net, {"large": large, "own": small}, ckpt_path=path)
+        pairs = zip(net.seen["train"], net.seen["predict"], strict=True)
+        return [digest([large, small]) for large, small in pairs]
+
+    whole = run()
+    assert len(whole) == 8
+    assert run(tmp_path / "step4.ckpt") == whole[4:] and not own_warnings(recwarn)
+    assert len(run(tmp_path / "step3.ckpt")) == 5
+    (one,) = own_warnings(recwarn)  # the shorter one begins a pass again
+    assert "batch 3 of epoch 0" in one
+
+
 @pytest.mark.parametrize("size", [7, 15, 23])  # 2, 4 and 6 batches, beside 7
 def test_a_loader_beside_one_without_a_length(photos, tmp_path, size):
     """Lightning takes a batch before it sets the epoch, and has one more than it trains on."""

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
 from ..sampling.epochs import EpochCounter
-from ..sampling.rng import Int64
+from ..sampling.rng import LATER_PASS, Int64
 from ..sampling.sampler import DistributedBatchSampler, Request
 from ..shards.source import Source
 from ..shards.stream import Stream, StreamedSamples, Streaming, StreamRequest
@@ -73,6 +73,7 @@ class StreamedFeed:
         self._is_underway = False
         self._is_done = False
         self._runs = 0
+        self._behind: tuple[int, int] | None = None  # epoch and batch of a state, which has no end of an epoch
 
     @property
     def length(self) -> int | None:
@@ -118,20 +119,28 @@ class StreamedFeed:
         """
         epoch, batches = state["epoch"], state["batches"]
         is_end = batches == state["len"]
-        if batches and not is_end and self._ranks.is_first:
-            rest = "the rest of the epoch" if self._is_sized else "the whole epoch"
-            warn(
-                f"a stream cannot go back to batch {batches} of epoch {epoch}: {rest} is drawn again, so "
-                "samples may come twice in it, or not at all"
-            )
+        self._behind = None if is_end or not batches else (epoch, batches)
         if not self._is_sized:
             return 0, is_end
         length = len(self._batches)
+        if not is_end and batches >= length:  # the state is of more samples: no batch follows
+            self._warn_of(epoch)
         return length if is_end else min(batches, length), is_end
+
+    def _warn_of(self, epoch: int) -> None:
+        """Warn if this epoch is that of a state within it, whose batches do not come again."""
+        if self._behind is not None and self._behind[0] == epoch and self._ranks.is_first:
+            rest = "the rest of the epoch" if self._is_sized else "the whole epoch"
+            warn(
+                f"a stream cannot go back to batch {self._behind[1]} of epoch {epoch % LATER_PASS}: {rest} is "
+                "drawn again, so samples may come twice in it, or not at all"
+            )
+        self._behind = None
 
     def results(self, fetcher: Any, runner: Runner, epoch: int, first: int) -> Iterator[FetchResult]:
         """Begin to fetch an epoch, of which ``first`` batches are left out."""
         self._is_done = False
+        self._warn_of(epoch)
         remaining = range(first, len(self._batches)) if self._is_sized else (0,)
         bounds = [self._batches.rank_bounds(k, self._ranks.rank) for k in remaining]
         sizes = [stop - start for start, stop in bounds]
