@@ -13,6 +13,7 @@ from typing import Any
 import lightning
 import tarpeg
 from hydra.utils import instantiate
+from tarpeg.shards.urls import public_url
 
 from .reports import is_first_rank, show
 
@@ -38,6 +39,13 @@ def note_on(data: Mapping[str, Any]) -> str:
     return ". Synthetic photographs; data=shards or data=folder for your own" if is_drawn else ""
 
 
+def _public(shards: object) -> str:
+    """Return the shards of a split as text, of URLs and commands without passwords and signatures."""
+    listed = shards if isinstance(shards, (list, tuple)) else [shards]
+    shown = [public_url(each) if isinstance(each, str) else each for each in listed]
+    return str(shown if listed is shards else shown[0])
+
+
 class DataSummary(lightning.Callback):
     """Print at the start what is trained on, or measured, or predicted.
 
@@ -57,7 +65,7 @@ class DataSummary(lightning.Callback):
         for name, split in data.splits.items():
             if split is not None and name.startswith(_SHOWN[stage]):
                 count = "" if split.streaming else f" ({len(data.samples(name))} images)"
-                parts.append(f"{name}: {split.shards}{count}")
+                parts.append(f"{name}: {_public(split.shards)}{count}")
         if data.num_classes:
             parts.append(f"{data.num_classes} classes")
         note = self.note if stage != "predict" else ""  # of the data of the training

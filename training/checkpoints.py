@@ -10,6 +10,7 @@ from typing import Any
 import lightning
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from tarpeg.shards.urls import SECRET_OPTION
 
 from .checks import ConfigError, read_checkpoint
 
@@ -17,8 +18,8 @@ _KEY = "train.py"
 _KEPT = ("data", "augment", "model", "experiment")
 """Groups of a training that its checkpoint belongs to; trainer, logger and so on are those of a run."""
 _OF_ONE_RUN = re.compile(r"[+~]*data\.allow_other_data\b")
-SECRET = re.compile(r"://[^/]*@|https?://[^,]*\?", re.IGNORECASE)
-"""A URL with a password or a signature."""
+SECRET = re.compile(rf"://[^/]*@|https?://[^,]*\?|pipe:.*{SECRET_OPTION.pattern}", re.IGNORECASE)
+"""A URL with a password or a signature, or a command with such an option."""
 # A checkpoint that anyone may have written must run no code. So its settings are plain: names that
 # choose no class (_target_), command (streams run curl and "pipe:") or file of weights; numbers, words, paths
 # and URLs. Texts have neither "$" nor, but for a URL, ":", and braces with numbers alone: nothing is put

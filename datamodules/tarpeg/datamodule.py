@@ -864,6 +864,12 @@ def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch
         _warn_of_left_out(loop.epoch_loop)
     batches: Any = loop.epoch_loop.batch_progress
     done, is_over = batches.current.processed, progress.ready == progress.started == progress.processed
+    if sampler.is_within and not loop.restarting and sampler.place[0] == epoch:
+        warn(
+            f"the checkpoint is at batch {sampler.place[1]} of epoch {epoch}, and the Trainer begins that "
+            "epoch: the batches before do not come in it. Callbacks that train before the run, such as "
+            "LearningRateFinder, forget where it was: leave them out of a run with ckpt_path=."
+        )
     if sampler.is_unfinished and batches.is_last_batch:
         if is_over or done == trainer.num_training_batches:  # by limit_train_batches
             sampler.resume(epoch - 1, 0, is_end=True)

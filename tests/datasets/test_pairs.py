@@ -43,6 +43,22 @@ def test_masks_by_name(tmp_path, given, folder):
     assert (read[key].numpy() == values[mask]).all()
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\0\0\0\x18ftypheic" + bytes(50), "it is HEIC, which is not supported: convert it to JPEG or PNG"),
+        (b"<html>", "it looks like HTML or XML (a failed download?)"),
+        (b"\x89PNG\r\n", "its PNG header is damaged"),
+    ],
+)
+def test_the_reason_why_an_image_cannot_be_read_is_that_of_a_cache(tmp_path, content, reason):
+    fill(tmp_path, ["a", "b"])
+    (tmp_path / "images" / "b.jpg").write_bytes(content)
+    source = tarpeg.MaskFolder(tmp_path / "images", tmp_path / "masks")
+    (line,) = make_shards(tmp_path / "out", source, workers=0).left_out
+    assert line.endswith(f"b.jpg is not an image that can be read: {reason}")
+
+
 def test_what_has_no_partner_is_left_out_and_listed(tmp_path, caplog):
     fill(tmp_path, ["a", "b", "c"])
     (tmp_path / "masks" / "b.png").rename(tmp_path / "masks" / "z.png")

@@ -19,7 +19,7 @@ from helpers import training
 from helpers.loaders import ALL, digest, keys_of, load
 from helpers.scripts import PATHS
 from helpers.training import Net, OfOwn, Unsized, fitted, heavy, trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from tarpeg.errors import ResumeError
 from torch.utils.data import DataLoader
@@ -241,6 +241,17 @@ def test_lightning_goes_on_at_the_exact_next_batch(photos, tmp_path, undisturbed
     resumed = fitted(tmp_path, module(photos, workers=1), net(), checkpoint, max_epochs=3)
     assert steps(resumed) == batches[at:]
     assert torch.equal(resumed.net.weight, weight)
+
+
+def test_a_trainer_that_has_forgotten_where_the_checkpoint_was_is_a_warning(photos, tmp_path, undisturbed):
+    class Rated(Net):
+        lr = 0.1
+
+    finder = LearningRateFinder(num_training_steps=4, early_stop_threshold=None)
+    with pytest.warns(UserWarning, match="at batch 3 of epoch 0, and the Trainer begins that epoch"):
+        fitted(
+            tmp_path, module(photos), Rated(), undisturbed[0] / "step3.ckpt", max_epochs=1, callbacks=[finder]
+        )
 
 
 def test_the_state_is_plain_numbers_and_a_text(undisturbed):

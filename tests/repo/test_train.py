@@ -468,6 +468,22 @@ def test_the_summary_leaves_out_what_was_not_measured(tmp_path):
     assert next(summary_of(trainer, {})) == f"profile: {tmp_path}"
 
 
+def test_the_first_line_shows_no_secrets(capsys):
+    def said(shards):
+        data = types.SimpleNamespace(splits={"train": types.SimpleNamespace(shards=shards, streaming=True)})
+        data.num_classes = None
+        DataSummary().setup(types.SimpleNamespace(is_global_zero=True, datamodule=data), None, "fit")
+        return capsys.readouterr().out.strip()
+
+    assert said("/a b/{0..9}.tar") == "train: /a b/{0..9}.tar"
+    url = "https://me:secret@host/a.tar?signature=secret"
+    assert said([url, "/b.tar"]) == "train: ['https://host/a.tar', '/b.tar']"
+    for options in ("-H 'A: secret'", '--header "A: secret"', "-u me:secret", "--user=me:secret"):
+        command = said(f"pipe:curl -sf {options} http://host/a.tar?k=secret")
+        assert "secret" not in command and command.endswith(" http://host/a.tar")
+    assert said("pipe:aws s3 cp s3://b/a.tar -") == "train: pipe:aws s3 cp s3://b/a.tar -"
+
+
 def test_relative_interpolations_of_the_command_line_are_kept_as_they_are(monkeypatch):
     monkeypatch.setenv("TARPEG_TEST_SEED", "7")
     task = ["data=shards", "data.val.crop.size=${...train.crop.size}", "seed=${oc.env:TARPEG_TEST_SEED}"]
@@ -506,6 +522,7 @@ def test_the_line_to_go_on_is_a_command_of_a_shell(monkeypatch):
         "s3://me:word@host/a.tar",
         "https://host/a.tar?X-Amz-Signature=word",
         "'pipe:curl ftp://me:word@h'",
+        "['pipe:curl -H \\'Authorization: Bearer word\\' http://host/a.tar']",
     ):
         hint = resume_hint(trainer, ["data=shards", f"+data.train.shards={url}"])
         assert "word" not in hint and " data=shards +data.train.shards=... " in hint, hint
@@ -533,7 +550,11 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
         assert with_those_of_checkpoint(own) == [plain, *own]
     own = (saved(*of_data, "trainer.max_epochs=3", "logger=none", "hydra.run.dir=x"), "validate=true")
     assert with_those_of_checkpoint(own) == [*of_data, *own]
-    of_one_run = ("++data.allow_other_data=true", "+data.val.shards='https://me:secret@host/x.tar'")
+    of_one_run = [
+        "++data.allow_other_data=true",
+        "+data.val.shards='https://me:secret@host/x.tar'",
+        'data.test.shards="pipe:curl -u me:secret https://host/x.tar"',
+    ]
     own_only = (saved(*of_one_run, "data.train.shards=https://host/x.tar?signature=1"), "validate=true")
     assert with_those_of_checkpoint(own_only) == [*own_only]
     own = (saved(*of_data), "validate=true")

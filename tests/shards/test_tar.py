@@ -58,6 +58,10 @@ def test_missing_folder_fifo_no_paths_and_no_images(tmp_path):
         Shards([])
     with pytest.raises(ShardError, match=r"t\.tar .*'a'.*'0001\.jpg'"):
         Shards([write_tar(tmp_path / "t.tar", [("a.0001.jpg", b"."), ("a.0002.jpg", b".")])])
+    with pytest.raises(
+        ShardError, match=r"\['heic', 'cls'\].* HEIC is not read: convert such images to JPEG"
+    ):
+        Shards([write_tar(tmp_path / "h.tar", [("a.HEIC", b"."), ("a.cls", b"1")])])
     with pytest.raises(ShardError, match=r"key\.extension"):
         Shards([write_tar(tmp_path / "u.tar", [("README", b".")])])
 

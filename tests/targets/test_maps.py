@@ -235,6 +235,7 @@ def test_names_and_fields():
     [
         ({"extension": "json:depth"}, r"extension='json:depth' of FloatMap"),
         ({"extension": "png", "name": ""}, "name='' of FloatMap"),
+        ({"extension": "png", "name": "size"}, "name='size' of FloatMap is a field of each image"),
         ({"extension": "png", "scale": 0}, "scale=0 of FloatMap must be a finite number other than 0"),
         ({"extension": "png", "fill": float("nan")}, "fill=nan of FloatMap must be a finite number"),
         ({"extension": "png", "interpolation": "bicubic"}, "interpolation='bicubic' of FloatMap"),

@@ -25,7 +25,7 @@ from ..files import LARGEST_IMAGE, read_regular
 from ..shards.classes import BACKGROUND, MASK_NUMBER
 from ..shards.folder import key_of
 from ..shards.packing import Listing, Reading
-from ..shards.pillow import BROKEN, FILE_EXTENSIONS, PILLOW_FORMATS, member_extension
+from ..shards.pillow import FILE_EXTENSIONS, PILLOW_FORMATS, RefusedError, member_extension, refusing
 from ..shards.source import Source
 from ..shards.walk import images_below
 
@@ -196,15 +196,15 @@ def count(kind: str, names: Sequence[str]) -> list[str]:
 def _upright(path: str, data: bytes) -> Upright:
     """Return the size of an image by its header."""
     try:
-        with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
+        with refusing(data), Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
             orientation = image.getexif().get(_ORIENTATION, _PLAIN)
             is_turned = orientation in _TURNED
             is_tiff = orientation != _PLAIN and image.format == "TIFF"
             if is_tiff:
                 ImageOps.exif_transpose(image, in_place=True)  # it may be upright already
             width, height = image.size
-    except BROKEN as error:
-        raise BrokenError(f"{path} is not an image that can be read: {str(error)[:200]}") from error
+    except RefusedError as error:
+        raise BrokenError(f"{path} is not an image that can be read: {error.reason}") from error
     return Upright((width, height) if is_turned and not is_tiff else (height, width), is_turned)
 
 

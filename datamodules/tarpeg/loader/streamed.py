@@ -73,7 +73,9 @@ class StreamedFeed:
         self._is_underway = False
         self._is_done = False
         self._runs = 0
-        self._behind: tuple[int, int] | None = None  # epoch and batch of a state, which has no end of an epoch
+        self._behind: tuple[int, int] | None = (
+            None  # epoch and batch of a state, which has no end of an epoch
+        )
 
     @property
     def length(self) -> int | None:
@@ -132,8 +134,8 @@ class StreamedFeed:
         if self._behind is not None and self._behind[0] == epoch and self._ranks.is_first:
             rest = "the rest of the epoch" if self._is_sized else "the whole epoch"
             warn(
-                f"a stream cannot go back to batch {self._behind[1]} of epoch {epoch % LATER_PASS}: {rest} is "
-                "drawn again, so samples may come twice in it, or not at all"
+                f"a stream cannot go back to batch {self._behind[1]} of epoch {epoch % LATER_PASS}: {rest} "
+                "is drawn again, so samples may come twice in it, or not at all"
             )
         self._behind = None
 

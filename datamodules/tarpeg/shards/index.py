@@ -22,7 +22,7 @@ from ..errors import ShardError
 from ..files import open_regular
 from . import saved
 from .old_index import read_old
-from .pillow import IMAGE_EXTENSIONS, first_image, image_extension, is_image_name
+from .pillow import IMAGE_EXTENSIONS, NOT_READ, first_image, image_extension, is_image_name
 from .tar import BLOCK, LONGEST_HEADERS, grouped, header_end, is_member, regular_members, warn_of_padding
 
 _VERSION = 1  # to be raised if the same tar has another index
@@ -259,7 +259,12 @@ def build_from(
 
 
 def _remedy(members: list[str]) -> str:
-    """Return what to do about a sample whose images are members such as left.jpg; "" for another one."""
+    """Return what to do about a sample whose images are members such as left.jpg, or of another format.
+
+    "" for another one.
+    """
+    if unread := next((name for name in members if name.lower() in NOT_READ), ""):
+        return f" {unread.upper()} is not read: convert such images to JPEG or PNG."
     names = list(filter(is_image_name, members))
     return f" For samples with several images, give Split(image={names}), or a pattern." if names else ""
 

@@ -15,7 +15,7 @@ from braceexpand import braceexpand
 from ..errors import ShardError
 from ..remedies import Call, Message
 from .manifest import MANIFEST, listed
-from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS
+from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS, NOT_READ
 from .saved import SUFFIXES
 from .urls import is_url, local_or_url, public_url
 from .walk import by_number, matches
@@ -24,7 +24,6 @@ from .walk import by_number, matches
 Paths = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
 _ARCHIVES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")
-_NOT_READ = ("heic", "heif", "jxl", "jp2")  # images
 _SHOWN = 3  # file names of a folder in a message
 # Words for a split in names of shards, at their begin or between separators.
 _SPLITS = {
@@ -183,7 +182,7 @@ def _expand_existing(text: str) -> Iterator[Path]:
     if not files:
         kinds = {entry.suffix[1:].lower(): entry.name for entry in path.iterdir()}
         image = next((name for kind, name in kinds.items() if kind in FILE_EXTENSIONS), None)
-        other = next((name for kind, name in kinds.items() if kind in _NOT_READ), None)
+        other = next((name for kind, name in kinds.items() if kind in NOT_READ), None)
         beside = "no image" if image is None else f"no sub-directory per class, but images such as {image!r}"
         if image is None and other is not None:
             beside += f" but {other!r}, of a format that is not read: convert such files to JPEG or PNG"

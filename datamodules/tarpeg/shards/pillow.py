@@ -27,6 +27,8 @@ IMAGE_EXTENSIONS = ("tpj", "jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "
 MEMBER_OF = {"jpe": "jpg", "jfif": "jpg", "dib": "bmp", **dict.fromkeys(("pgm", "pbm", "pnm"), "ppm")}
 """Other extensions of image files in folders, and the member that such a file becomes in a shard."""
 FILE_EXTENSIONS = (*IMAGE_EXTENSIONS, *MEMBER_OF)
+NOT_READ = ("heic", "heif", "jxl", "jp2")
+"""Extensions of images that are not read."""
 # Pillow's other plugins are unsafe for untrusted data: EPS runs Ghostscript on it.
 _ALL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "PPM", "GIF", "AVIF")
 _HAS_AVIF = "avif" in features.modules and features.check("avif")
@@ -176,7 +178,7 @@ def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
     ``RefusedError``.
     """
     content = unpacked(content)
-    with _refusing(content), Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
+    with refusing(content), Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
         if max_pixels is not None and image.width * image.height > max_pixels:
             raise RefusedError(Status.TOO_LARGE, too_large(image.height, image.width, max_pixels))
         _check_tiff(image)
@@ -200,7 +202,7 @@ def open_values(content: bytes) -> np.ndarray:
 
     Gray levels of 16 bits are kept. Raises ``RefusedError``.
     """
-    with _refusing(content), Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
+    with refusing(content), Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
         if image.width * image.height > MAX_PIXELS:
             raise RefusedError(Status.TOO_LARGE, too_large(image.height, image.width, MAX_PIXELS))
         if image.format in ("JPEG", "AVIF"):
@@ -323,7 +325,7 @@ def _is_wide(image: Image.Image) -> bool:
 
 
 @contextlib.contextmanager
-def _refusing(content: bytes = b"") -> Iterator[None]:
+def refusing(content: bytes = b"") -> Iterator[None]:
     """Raise ``RefusedError`` for whatever Pillow raises.
 
     Args:
@@ -415,7 +417,7 @@ def to_rgb(image: Image.Image, *, gray: bool = False) -> Image.Image:
         image: Decoded by ``open_upright``.
         gray: Convert to gray first.
     """
-    with _refusing():
+    with refusing():
         # The only mode whose gray is not that of its RGB pixels, which a cache keeps.
         part = image.convert("RGB") if image.mode == "YCbCr" else image
         if gray:

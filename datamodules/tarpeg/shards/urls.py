@@ -118,9 +118,21 @@ def local_or_url(text: str) -> str:
 
 
 def public_url(url: str) -> str:
-    """Return a URL without its query, which may be a signature, and without a password."""
+    """Return a URL without its query, which may be a signature, and without a password.
+
+    A "pipe:" command is shown without these, and without what curl sends to be let in.
+    """
+    if url.startswith("pipe:"):
+        url = _QUERY.sub(r"\1", SECRET_OPTION.sub(r"\1...", url))
     text = url.partition("?")[0] if HTTP.match(url) else url
     return re.sub(r"(?<=://)[^/@]*@", "", text)
+
+
+SECRET_OPTION = re.compile(
+    r"""(\s(?:-H|--header|-u|--user|--oauth2-bearer)[\s=]?)\s*(?:"[^"]*"|'[^']*'|[^\s"']+)"""
+)
+"""An option of curl in a command, with a value that may be a token or a password."""
+_QUERY = re.compile(r"""(https?://[^\s"'?]*)\?[^\s"']*""", re.IGNORECASE)
 
 
 def file_name(url: str) -> str:

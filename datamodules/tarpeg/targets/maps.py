@@ -22,7 +22,7 @@ from ..shards.source import Source, missing, plain, read_pictures, where_of
 from .lost import lose
 from .masks import MODES, places_of, values_in
 from .moved import dicts_of
-from .protocols import Fields
+from .protocols import IMAGE_FIELDS, Fields
 
 Values = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
@@ -97,6 +97,10 @@ class FloatMap:
             )
         if self.name is not None and not (isinstance(self.name, str) and self.name):
             raise ValueError(f"name={self.name!r} of FloatMap must be a text, or None")
+        if self.fields[0] in IMAGE_FIELDS:
+            raise ValueError(
+                f"name={self.fields[0]!r} of FloatMap is a field of each image: give another name="
+            )
         for name in ("scale", "fill"):
             value = getattr(self, name)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
