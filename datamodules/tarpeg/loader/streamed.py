@@ -73,9 +73,7 @@ class StreamedFeed:
         self._is_underway = False
         self._is_done = False
         self._runs = 0
-        self._behind: tuple[int, int] | None = (
-            None  # epoch and batch of a state, which has no end of an epoch
-        )
+        self._behind: tuple[int, int] | None = None  # epoch and batch of a state within an epoch
 
     @property
     def length(self) -> int | None:

@@ -57,6 +57,11 @@ _CHAIN = re.compile(
 _URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+")
 _REMEDY = "Check address, access rights and network."
 _SECONDS = 60.0  # that a server may be silent
+SECRET_OPTION = re.compile(
+    r"""(\s(?:-H|--header|-u|--user|--oauth2-bearer)[\s=]?)\s*(?:"[^"]*"|'[^']*'|[^\s"']+)"""
+)
+"""An option of curl in a command, with a value that may be a token or a password."""
+_QUERY = re.compile(r"""(https?://[^\s"'?]*)\?[^\s"']*""", re.IGNORECASE)
 _PAUSES = (1.0, 4.0, 16.0)  # before a read over http is repeated, in seconds
 _SHOWN = 3  # names of a folder in a message
 _OUTPUT_BUFFER = 1 << 16  # bytes
@@ -126,13 +131,6 @@ def public_url(url: str) -> str:
         url = _QUERY.sub(r"\1", SECRET_OPTION.sub(r"\1...", url))
     text = url.partition("?")[0] if HTTP.match(url) else url
     return re.sub(r"(?<=://)[^/@]*@", "", text)
-
-
-SECRET_OPTION = re.compile(
-    r"""(\s(?:-H|--header|-u|--user|--oauth2-bearer)[\s=]?)\s*(?:"[^"]*"|'[^']*'|[^\s"']+)"""
-)
-"""An option of curl in a command, with a value that may be a token or a password."""
-_QUERY = re.compile(r"""(https?://[^\s"'?]*)\?[^\s"']*""", re.IGNORECASE)
 
 
 def file_name(url: str) -> str:
