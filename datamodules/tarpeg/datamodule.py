@@ -624,7 +624,10 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _compare_classes(self) -> None:
         if not self._has_common_classes:
-            self._names, self._has_common_classes = common_classes(self._labelled())
+            with warnings.catch_warnings():
+                if not data_rank(**self._ranks()).is_first:
+                    warnings.simplefilter("ignore")
+                self._names, self._has_common_classes = common_classes(self._labelled())
 
     def _check_network(self) -> None:
         """Raise ShardError if the network has too few classes for labels; targets have tables."""

@@ -253,6 +253,19 @@ def test_normalisation_alone_works_without_operators(images):
     assert Augment()(torch.empty(2, 3, 4, 4, dtype=torch.uint8, device="meta")).shape == (2, 3, 4, 4)
 
 
+def test_a_graph_for_onnx_has_no_operator_of_ours(images, monkeypatch):
+    """Its exporter leaves out, in silence, an operator that fills its argument: the network saw zeros."""
+    augment = Augment().eval()
+    expected = augment(images)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    exported = torch.export.export(augment, (images,))
+    called = {str(node.target) for node in exported.graph.nodes if node.op == "call_function"}
+    assert "aten.addcmul.default" in called and not any("tarpeg" in name for name in called)
+    torch.testing.assert_close(exported.module()(images), expected)
+    with pytest.raises(ValueError, match=r"exported to ONNX in eval\(\) and with space='rgb'"):
+        Augment(space="ycbcr").eval()(images)
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in PRESETS.glob("*.yaml")))
 def test_every_preset_returns_network_input(name, images):
     config = {"augment": OmegaConf.load(PRESETS / f"{name}.yaml"), "model": {"net": {"num_classes": 10}}}

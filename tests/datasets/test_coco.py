@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -78,6 +80,112 @@ def test_what_shards_have_is_what_torchvision_reads(tmp_path):
             if own:
                 torch.testing.assert_close(torch.as_tensor(theirs["boxes"]).float(), expected)
                 assert theirs["labels"].tolist() == read[key]["labels"].tolist()
+
+
+@pytest.mark.parametrize("form", ["shards", "cache"])
+def test_names_are_those_of_the_labels_or_unknown(tmp_path, form):
+    coco(tmp_path)  # with the ids 3, 17 and 90, which are not the numbers of classes.json
+    pack(tmp_path)
+    folder = tmp_path / "out"
+    if form == "cache":
+        folder = tmp_path / "cache"
+        tarpeg.build_cache(tmp_path / "out", folder, executor=0)
+
+    def split(targets):
+        return tarpeg.Split(folder, tarpeg.Whole(32), targets=targets)
+
+    objects = "json:objects"
+    for target in (tarpeg.Boxes(objects), tarpeg.Boxes(objects, labels="coco"), tarpeg.InstanceMap("png")):
+        assert split(target).classes() is None
+    named = tarpeg.Boxes(objects, label="category", labels=TABLE)
+    assert split([named, tarpeg.InstanceMasks(objects)]).classes() == list(TABLE)
+    assert split(tarpeg.Boxes(objects, label=None)).classes() is None
+
+
+def test_names_of_ids_without_gaps_are_known(tmp_path):
+    document = coco(tmp_path)
+    for number, each in enumerate(document["categories"]):
+        for annotation in document["annotations"]:
+            if annotation["category_id"] == each["id"]:
+                annotation["category_id"] = number + 1
+    document["categories"] = [
+        {"id": number + 1, "name": each["name"]} for number, each in enumerate(document["categories"])
+    ]
+    rewrite(tmp_path, document)
+    pack(tmp_path)
+    data = tarpeg.ShardDataModule(
+        tarpeg.Split(tmp_path / "out", tarpeg.Whole(32), targets=tarpeg.Boxes("json:objects")), workers=0
+    )
+    assert data.classes == list(TABLE) and data.num_classes == 4
+
+
+@pytest.mark.parametrize("as_mixture", [False, True])
+@pytest.mark.parametrize(
+    ("ids", "text"), [((1, 3, 4), "label 3 is 'brush' in"), ((10, 20, 30), "class 'car'")]
+)
+def test_exports_that_number_the_same_names_otherwise_are_an_error(tmp_path, as_mixture, ids, text):
+    splits = []
+    for name, numbers in (("one", (1, 2, 3)), ("two", ids)):
+        document = coco(tmp_path / name)
+        table = {each["id"]: number for each, number in zip(CATEGORIES, numbers, strict=True)}
+        for each in document["annotations"]:
+            each["category_id"] = table[each["category_id"]]
+        document["categories"] = [{**each, "id": table[each["id"]]} for each in CATEGORIES]
+        document["annotations"] += [
+            {**document["annotations"][-1], "id": 90 + number, "category_id": number} for number in numbers
+        ]
+        rewrite(tmp_path / name, document)
+        pack(tmp_path / name)
+        splits.append(
+            tarpeg.Split(
+                tmp_path / name / "out",
+                tarpeg.Whole(32),
+                target=None,
+                targets=tarpeg.Boxes("json:objects"),
+            )
+        )
+    with pytest.raises(ShardError, match=rf"{text}.*Give the targets of all one table: Boxes\(label="):
+        if as_mixture:
+            mixture = tarpeg.Mixture(dict(zip("ab", splits, strict=True)), repeat={"a": 1, "b": 1})
+            tarpeg.MixtureLoader(mixture, batch_size=4, workers=0)
+        else:
+            tarpeg.ShardDataModule(*splits).setup()
+
+
+@pytest.mark.parametrize("as_mixture", [False, True])
+def test_splits_that_make_other_labels_of_the_same_objects_are_a_warning(tmp_path, as_mixture):
+    coco(tmp_path)
+    pack(tmp_path)
+    named = {"label": "category", "labels": TABLE}
+    ways = [{}, {"labels": "coco"}, {"labels": [3, 17, 90]}, named]
+
+    def run(*given):
+        one, other = (
+            tarpeg.Split(
+                tmp_path / "out", tarpeg.Whole(32), target=None, targets=tarpeg.Boxes("json:objects", **each)
+            )
+            for each in given
+        )
+        if as_mixture:
+            list(
+                tarpeg.MixtureLoader(
+                    tarpeg.Mixture({"a": one, "b": other}, repeat={"a": 1, "b": 1}), batch_size=4, workers=0
+                )
+            )
+        else:
+            tarpeg.ShardDataModule(one, one if given[0] is given[1] else other, allow_overlap=True).setup()
+
+    for first, second in itertools.product(ways, ways):
+        if first is second:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message=".*a label may mean two classes")
+                run(first, second)
+        elif named in (first, second) and {} in (first, second):  # both have names
+            with pytest.raises(ShardError, match=r"class 'car' has the label|label 3 is"):
+                run(first, second)
+        else:
+            with pytest.warns(UserWarning, match="a label may mean two classes. Give both the same"):
+                run(first, second)
 
 
 def _has_pycocotools():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 
+import numpy as np
 import pytest
 import tarpeg
 import torch
+from helpers.pictures import saved
 from helpers.training import Net, fitted, trainer
+from PIL import Image
 from tarpeg.errors import ResumeError
 from tarpeg.loader.preprocessing import described, restored
 from torchvision.transforms import v2
@@ -135,6 +139,39 @@ def test_what_is_stored_prepares_the_same_images(photos, settings, augment):
     found = torch.stack([compose(image).float() for image in whole])
     scale = 1 if expected.max() > 5 else 255 * 0.25  # levels
     assert found.shape == expected.shape and ((found - expected).abs().mean() * scale) < 0.7
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_a_compose_reads_files_as_loaders_do(tmp_path, channels):
+    rng = np.random.default_rng(5)
+    grays = np.kron(rng.integers(0, 65536, (5, 4), np.uint16), np.ones((8, 9), np.uint16))
+    colours = np.kron(rng.integers(0, 256, (5, 4, 4), np.uint8), np.ones((8, 9, 1), np.uint8))
+    forms = {
+        "wide.png": Image.fromarray(grays),
+        "wide.tif": Image.fromarray(grays),
+        "gray.png": Image.fromarray((grays >> 8).astype(np.uint8)),
+        "rgba.png": Image.fromarray(colours, "RGBA"),
+        "cmyk.tif": Image.fromarray(colours, "CMYK"),
+        "palette.gif": Image.fromarray(colours[..., :3]).quantize(9),
+        "turned.webp": Image.fromarray(colours[..., :3]),
+    }
+    options = {"turned.webp": {"lossless": True, "orientation": 6}}
+    for name, image in forms.items():
+        kind = {"tif": "TIFF"}.get(name[-3:], name.partition(".")[2].upper())
+        (tmp_path / name).write_bytes(saved(image, kind, **options.get(name, {})))
+    split = tarpeg.Split(tmp_path, tarpeg.Whole((40, 36)), channels=channels, target=None, fidelity="exact")
+    compose = restored(described(split, None)).compose()
+    batch = next(iter(tarpeg.Loader(split, len(forms), training=False, keys=True, workers=0)))
+    for image, key in zip(batch.image, batch.key, strict=True):
+        data = (tmp_path / key).read_bytes()
+        found = compose(data)
+        assert found.dtype == torch.uint8 and found.shape == image.shape
+        assert (found.int() - image.int()).abs().max() <= 1, key
+        if "turned" not in key:
+            assert torch.equal(compose(Image.open(io.BytesIO(data))), found)
+    for broken in (b"", b"<html>", b"\x89PNG\r\n"):
+        with pytest.raises(tarpeg.DecodeError):
+            compose(broken)
 
 
 def test_a_compose_takes_the_box_of_the_decoder(photos):

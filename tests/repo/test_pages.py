@@ -134,8 +134,10 @@ assert len(_expected) == 3 and labels.tolist() == _shares.argmax(1).tolist()
 for _bound, _found in ((1e-5, found), (0.02, _single)):
     for (_name, _share), (_other, _wanted) in zip(_found, _expected, strict=True):
         assert _name == _other and abs(_share - _wanted) < _bound, (_found, _expected)
-_png = io.BytesIO()
-Image.open("data/photos/0.jpg").save(_png, "png")
+import io as _io
+from PIL import Image as _Image
+_png = _io.BytesIO()
+_Image.open("data/photos/0.jpg").save(_png, "png")
 assert classify_all([_png.getvalue()])[0][0] == _expected[0][0]
 """
 }

@@ -19,7 +19,7 @@ from helpers import reference
 from helpers.loaders import load
 from helpers.odd_files import kernel_log, odd_files
 from helpers.pictures import jpeg, picture, tensor
-from helpers.small_tars import plain, write_tar
+from helpers.small_tars import plain, sample, write_tar
 from tarpeg import (
     CenterCrop,
     DecodeError,
@@ -351,6 +351,16 @@ def test_classes_have_the_files_of_a_folder_without_labels(tmp_path):
         (tmp_path / name).mkdir()
     with pytest.raises(ShardError, match=r"class 'w' .* has no image \(nor have 'y', 'z'\)"):
         folder.files()
+
+
+def test_a_folder_of_splits_with_shards_is_not_called_one_of_images(tmp_path):
+    for name in ("train", "val"):
+        (tmp_path / name).mkdir()
+        write_tar(tmp_path / name / "a-000.tar", sample(0))
+    with pytest.raises(
+        ShardError, match=r"train' has shards, such as a-000\.tar, and no images.*train/\*\.tar'"
+    ):
+        build_cache(tmp_path, tmp_path.parent / "cache", executor=0)
 
 
 def test_splits_that_are_one_directory(tmp_path):

@@ -247,6 +247,14 @@ class Augment(nn.Module):
         """Distort ``images`` by ``params``, in training or not, and normalise them, into ``out`` if given."""
         kind = images.device.type
         has_operators = kind == "cpu" or (kind == "cuda" and library.has_cuda(images.device))
+        if (
+            torch.onnx.is_in_onnx_export()
+        ):  # which leaves out, in silence, an operator that fills its argument
+            has_operators = False
+            if params or self.space != "rgb":
+                raise ValueError(
+                    f"space={self.space!r}: Augment is exported to ONNX in eval() and with space='rgb' alone"
+                )
         if not params and self.space == "rgb" and not has_operators:
             return self._normalise_by_torch(images)
         # Importing ops.augment loads the native library; importing this module must not.

@@ -100,6 +100,7 @@ def start_build(
                     f"{folder} holds a cache of another source, {lost}: choose another folder, delete this "
                     "one, or build with ",
                     Setting("build_cache", "replace", True),
+                    ", if that object was deleted too" * is_url(lost),
                 )
             )
         requested = job.describe_codec(codec)

@@ -19,14 +19,16 @@ from ..augment.geometry import may_move
 from ..augment.module import Augment
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
+from ..sampling.sampler import shown
 from ..shards.label import Labels, names_of
 from ..shards.labels import Target, read_labels
 from ..shards.source import Source, where_of
+from ..targets.annotations import table_of
 from ..targets.instance_map import InstanceMap
 from ..targets.instances import InstanceMasks
 from ..targets.maps import FloatMap
 from ..targets.masks import Masks
-from ..targets.protocols import by_name
+from ..targets.protocols import by_name, is_flat
 from .augmenting import contains_augment, mixes_of, modules_of, uncompiled
 from .carried import check_carried
 from .split import Split
@@ -395,6 +397,7 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
     for name, split in splits.items():
         with suppress(ShardError):  # opening it raises
             numbers[name] = split.class_numbers()
+    _warn_of_other_tables(splits, numbers)
     of_label, of_class = dict[int, tuple[str, set[str]]](), dict[str, tuple[str, int]]()
     for name, table in numbers.items():
         own = dict[int, set[str]]()
@@ -417,6 +420,25 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
                 )
     names = (names_of(table) or [] for table in numbers.values())
     return max(names, key=len, default=[]), len(numbers) == len(splits)
+
+
+def _warn_of_other_tables(splits: Mapping[str, Split], numbers: Mapping[str, Mapping[str, int]]) -> None:
+    """Warn of splits whose targets make other labels of the same objects, and have no names to compare."""
+    seen = dict[str, tuple[str, Any, str | None]]()
+    for name, split in splits.items():
+        for target in by_name(split.targets).values() if split.targets is not None else ():
+            objects, label = getattr(target, "objects", None), getattr(target, "label", None)
+            if not (is_flat(target) and "labels" in target.fields and isinstance(objects, str)):
+                continue
+            labels: Any = getattr(target, "labels", None)
+            first, other, field = seen.setdefault(objects, (name, labels, label))
+            is_same = field == label and table_of(other) == table_of(labels)
+            if not is_same and not (numbers.get(first) and numbers.get(name)):
+                warn(
+                    f"{first} has label={field!r} and labels={shown(other)} of {objects!r}, {name} has "
+                    f"label={label!r} and labels={shown(labels)}: a label may mean two classes. Give both "
+                    "the same"
+                )
 
 
 def _remedy(splits: Mapping[str, Split], *names: str) -> str:

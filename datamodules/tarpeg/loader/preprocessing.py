@@ -96,7 +96,10 @@ class Preprocessing:
         return None if self.mean is None or self.std is None else Augment(self.mean, self.std)
 
     def compose(self) -> Any:
-        """Return a ``v2.Compose`` that does the same to one image: PIL's in RGB, or uint8 ``[C, H, W]``.
+        """Return a ``v2.Compose`` that does the same to one image.
+
+        It takes the bytes of a file, which it reads as loaders do; an image of Pillow's, upright; or uint8
+        ``[C, H, W]``.
 
         It crops as the split does, and resizes with torchvision's arithmetic: see docs/fidelity.md.
 
@@ -107,8 +110,9 @@ class Preprocessing:
         from torchvision.transforms import InterpolationMode, v2
 
         from ..transforms.boxed import Boxed
+        from ..transforms.opened import Opened
 
-        parts: list[Any] = [v2.ToImage(), v2.Grayscale(1) if self.channels == 1 else v2.RGB()]
+        parts: list[Any] = [Opened(self.channels)]
         if self.crop is not None:
             if isinstance(self.crop, list) or self.crop.draws:
                 raise ValueError(f"crop={self.crop!r} is not one fixed crop: use split()")

@@ -99,7 +99,8 @@ class DataRank:
             raise ValueError(
                 f"this loader is of rank {self.rank} of {self.world}, but the process is rank {process} of "
                 f"{processes}. Create the loader after torch.distributed is initialised: after "
-                "init_process_group(), or Fabric.launch()."
+                "init_process_group(), or Fabric.launch(); with Lightning's Trainer, in train_dataloader(), "
+                "or give it a ShardDataModule."
             )
         if self.world == 1:
             warn_if_alone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
@@ -29,7 +30,11 @@ from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
 from ..shards.table_labels import form_of_table, streamed_table_labels, table_labels
 from ..shards.tables import is_frame, read_table
-from ..targets.annotations import class_names as class_names_of, class_numbers as class_numbers_of
+from ..targets.annotations import (
+    categories_of,
+    class_names as class_names_of,
+    class_numbers as class_numbers_of,
+)
 from ..targets.protocols import check_targets, class_tables, has_flat, type_names
 from ..targets.reduced import in_pixels, refuse_reduced
 from ..targets.steps import have_rectangles, least_boxes
@@ -87,7 +92,8 @@ class Split:
         repeats: Repeated augmentation, for training: each sample comes so many times in a row. An epoch keeps
             its length. Not with ``weights``, ``streaming`` or ``shuffle=False``.
         targets: A ``Target``, or a dict of them by name, in place of the label: what is read from a sample
-            and moved as its image is. Batches are ``TargetBatch``. With a list ``image=``, they are those of
+            and moved as its image is; the fields of tarpeg's targets have names of their own. Batches are
+            ``TargetBatch``. With a list ``image=``, they are those of
             the first image, and ``targets`` has them as each of the images shows them.
         labels: A table with the labels: the path of a CSV or Parquet file, or a DataFrame; ``target`` are
             columns of it. A column of names is a class, one of whole numbers int64, others float32.
@@ -278,7 +284,22 @@ class Split:
             return self.target.names
         if self._class_tables:
             return class_names_of(self._class_tables)
-        return classes_of(self.shards) if self.has_stored_classes else None
+        return self._stored_classes[0] if self.has_stored_classes else None
+
+    @cached_property
+    def _stored_classes(self) -> tuple[list[str] | None, dict[str, int]]:
+        """Names stored beside the shards; None, and the labels by name, if the objects have other labels."""
+        names = classes_of(self.shards)
+        if not names or self.targets is None or is_source(self.shards):
+            return names, {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # opened again, it warns
+            source = open_source(self.shards, None, is_first=False, several=self.image is not None)
+        found = categories_of(self.targets, source, len(names) - 1)
+        if found is None:
+            return (names if len(names) <= 2 else None), {}
+        is_same = all(label in range(len(names)) and names[label] == name for name, label in found.items())
+        return (names, {}) if is_same else (None, found)
 
     @property
     def has_stored_classes(self) -> bool:
@@ -299,6 +320,8 @@ class Split:
             return self._form_of_table.numbers
         if isinstance(self.target, Label):
             return self.target.numbers
+        if self.has_stored_classes:
+            return self._stored_classes[1]
         return class_numbers_of(self._class_tables or [])
 
     @property

@@ -316,6 +316,11 @@ def _classes(root: Path) -> dict[str, int]:
     if not root.is_dir():
         raise ShardError(f"root={str(root)!r} is not a directory. Give the one with a directory per class.")
     names = subdirectories(root)
+    if not names and (shard := next(root.glob("*.tar"), None)):
+        raise ShardError(
+            f"root={str(root)!r} has shards, such as {shard.name}, and no images: give it as shards, "
+            f"{str(root / '*.tar')!r}; to build caches, give one split after the other."
+        )
     if not names:
         raise ShardError(
             f"root={str(root)!r} has no sub-directory. Put the images into one directory per class, or all "

@@ -58,8 +58,8 @@ def check_classes(then: Sequence[str], now: Sequence[str]) -> None:
     if {*then} & {now[label] for label in changed}:
         raise ShardError(
             f"{text}: {len(changed)} of {len(now)} labels mean other classes than those that the network has "
-            "learnt. Labels are the places of the class folders in sorted order: restore these folders, or "
-            "train without the checkpoint."
+            "learnt. Labels are the places of the class folders in sorted order: restore these folders; of "
+            "targets, give the table labels= of that training; or train without the checkpoint."
         )
     warn(
         f"{text}: right if the class was renamed, wrong if it is another one, which the network has not "

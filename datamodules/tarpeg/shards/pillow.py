@@ -429,6 +429,11 @@ def to_rgb(image: Image.Image, *, gray: bool = False) -> Image.Image:
     return converted
 
 
+def of_8_bits(image: Image.Image) -> Image.Image:
+    """Return an image that somebody else has opened with 8 bits per sample at most, as ``open_upright``."""
+    return _upper_8_bits(image) if _is_wide(image) else image
+
+
 def _upper_8_bits(image: Image.Image) -> Image.Image:
     tags = getattr(image, "tag_v2", {})
     levels = (np.asarray(image) >> (4 if tags.get(_BITS) == (12,) else 8)).astype(np.uint8)

@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..shards.joined import own_numbers
 from ..shards.label import names_of
 from ..shards.labels import document_of, field_of
 from ..shards.source import Source, plain, where_of
+from .protocols import Targets, by_name, is_flat, type_names
 
 MOST_BYTES = 1 << 24
 """Bytes of a JSON member, beyond which it is not parsed."""
@@ -32,6 +34,7 @@ FAR = 1e7
 _MOST_KEPT = 1 << 22  # bytes of members whose documents are kept for the next target
 _last = threading.local()  # texts and documents of the last batch
 _MOST_LABEL = (1 << 63) - 1
+_MOST_CHECKED, _CHECKED_AT_ONCE = 1024, 64  # samples
 _COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
 COCO = {
     category: number + 1 for number, category in enumerate(id for id in range(1, 91) if id not in _COCO_GAPS)
@@ -204,6 +207,34 @@ def _objects_at(source: Source, id: int, place: Place, document: Any) -> Any:
         if type(each) is not dict:
             reason = f"item {number} of {where} is {as_json(each)}, not an object with fields"
             return place.error(source, id, reason)
+    return found
+
+
+def categories_of(targets: Targets, source: Source, count: int) -> dict[str, int] | None:
+    """Return the labels of objects by their ``category``, as the first samples have them.
+
+    The ids of a COCO file may begin elsewhere and have gaps: then they are not the numbers of the names in
+    ``classes.json``. Shards have their samples in a random order: some are read, until ``count`` names have
+    come. None if all labels are 1.
+    """
+    found: dict[str, int] = {}
+    for target in by_name(targets).values():
+        if not (is_flat(target) and "labels" in target.fields):
+            continue
+        objects, label = getattr(target, "objects", None), getattr(target, "label", None)
+        if objects is None or label is None:
+            return None
+        place = Place.of(objects, type_names(target))
+        for begin in range(0, min(len(source), _MOST_CHECKED), _CHECKED_AT_ONCE):
+            ids = list(range(begin, min(begin + _CHECKED_AT_ONCE, len(source))))
+            texts = source.members(np.array(ids), place.extension)
+            documents = _documents_of(source, ids, place.extension, texts)
+            for objects in map(partial(_objects_at, source, 0, place), documents):
+                for each in () if isinstance(objects, ShardError) else objects:
+                    if isinstance(each.get("category"), str) and type(each.get(label)) is int:
+                        found.setdefault(each["category"], each[label])
+            if not found or len(found) >= count:
+                break
     return found
 
 
