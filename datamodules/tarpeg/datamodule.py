@@ -214,6 +214,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._has_separate_shards = allow_overlap
         self._has_common_classes = False
         self._names: list[str] = []  # of the classes, of the split that has most
+        self._numbers: dict[str, int] = {}  # of all names
         self._stored: list[str] = []  # of the classes of the last checkpoint
         self._samples: dict[str, Source] = {}
         # Those that are still in use, and their Trainers: a loader that is not any more ends its workers.
@@ -439,7 +440,7 @@ class ShardDataModule(lightning.LightningDataModule):
         # Lightning saves and restores the loader's own state too, but loses it if
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
         self._stored, state = checked_classes(state_dict), state_dict.get("train")
-        check_classes(self._stored, self._names)
+        check_classes(self._stored, self._names, self._numbers)
         self._check_preprocessing(state_dict.get("preprocessing"))
         self._forget_ended()
         if self.trainer is None:
@@ -627,7 +628,7 @@ class ShardDataModule(lightning.LightningDataModule):
             with warnings.catch_warnings():
                 if not data_rank(**self._ranks()).is_first:
                     warnings.simplefilter("ignore")
-                self._names, self._has_common_classes = common_classes(self._labelled())
+                self._names, self._numbers, self._has_common_classes = common_classes(self._labelled())
 
     def _check_network(self) -> None:
         """Raise ShardError if the network has too few classes for labels; targets have tables."""

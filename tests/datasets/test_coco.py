@@ -119,31 +119,90 @@ def test_names_of_ids_without_gaps_are_known(tmp_path):
     assert data.classes == list(TABLE) and data.num_classes == 4
 
 
+def numbered(place, numbers, **given):
+    """Pack the data set with these numbers as the ids of its categories; return the shards."""
+    document = coco(place)
+    table = {each["id"]: number for each, number in zip(CATEGORIES, numbers, strict=True)}
+    for each in document["annotations"]:
+        each["category_id"] = table[each["category_id"]]
+    document["categories"] = [{**each, "id": table[each["id"]]} for each in CATEGORIES]
+    last = document["annotations"][-1]
+    document["annotations"] += [{**last, "id": 90 + each, "category_id": each} for each in numbers]
+    rewrite(place, document)
+    return pack(place, **given).shards
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("ids", [(0, 1, 2), (3, 7, 9)])
+@pytest.mark.parametrize("form", ["two folders", "two prefixes", "cache"])
+def test_one_split_of_exports_that_number_the_same_names_otherwise(tmp_path, form, ids, order):
+    out = {} if form == "two folders" else {"out": tmp_path / "out"}
+    shards = [
+        numbered(tmp_path / name, numbers, prefix=name, **out)
+        for name, numbers in (("one", (1, 2, 3)), ("two", ids))
+    ]
+    shards = [str(path) for part in shards[::order] for path in part]
+    if form == "cache":
+        tarpeg.build_cache(tmp_path / "out", tmp_path / "cache", executor=0)
+        shards = str(tmp_path / "cache")
+    split = tarpeg.Split(shards, tarpeg.Whole(32), targets=tarpeg.Boxes("json:objects"))
+    data = tarpeg.ShardDataModule(split, batch_size=4, workers=0)
+    text = r"class '(car|cat|brush)' has the label \d \(.*\) and \d \(.*\): read together.*Boxes\(label="
+    with pytest.raises(ShardError, match=text):
+        data.setup("fit")
+
+
+def test_names_are_looked_for_behind_samples_without_objects(tmp_path):
+    document = coco(tmp_path, 200)
+    last = document["images"][-1]["id"]
+    document["annotations"] = [
+        {**document["annotations"][0], "id": 1 + number, "image_id": last, "category_id": each["id"]}
+        for number, each in enumerate(CATEGORIES)
+    ]
+    rewrite(tmp_path, document)
+    pack(tmp_path)
+    split = tarpeg.Split(tmp_path / "out", tarpeg.Whole(32), targets=tarpeg.Boxes("json:objects"))
+    assert split.classes() is None and split.class_numbers() == {"car": 3, "cat": 17, "brush": 90}
+
+
+def test_names_of_masks_are_those_of_the_objects_beside(tmp_path):
+    for name, numbers, expected in (("one", (1, 2, 3), list(TABLE)), ("two", (1, 2, 4), None)):
+        shards = numbered(tmp_path / name, numbers)
+        split = tarpeg.Split(shards, tarpeg.Whole(32), targets=tarpeg.Masks("png"))
+        assert split.classes() == expected
+
+
+@pytest.mark.parametrize("ids", [(0, 1, 2), (3, 7, 9), (10, 20, 30), (2, 1, 3)])
+def test_the_names_of_a_checkpoint_are_compared_with_labels_that_have_gaps(tmp_path, ids):
+    def data(name, numbers):
+        split = tarpeg.Split(
+            numbered(tmp_path / name, numbers), tarpeg.Whole(32), targets=tarpeg.Boxes("json:objects")
+        )
+        found = tarpeg.ShardDataModule(val=split, workers=0)
+        found.setup("validate")
+        return found
+
+    state = data("one", (1, 2, 3)).state_dict()
+    assert state["classes"] == list(TABLE)
+    data("again", (1, 2, 3)).load_state_dict(state)
+    with pytest.raises(ShardError, match=r"when the checkpoint was made.*give the table labels="):
+        data("two", ids).load_state_dict(state)
+
+
 @pytest.mark.parametrize("as_mixture", [False, True])
 @pytest.mark.parametrize(
     ("ids", "text"), [((1, 3, 4), "label 3 is 'brush' in"), ((10, 20, 30), "class 'car'")]
 )
 def test_exports_that_number_the_same_names_otherwise_are_an_error(tmp_path, as_mixture, ids, text):
-    splits = []
-    for name, numbers in (("one", (1, 2, 3)), ("two", ids)):
-        document = coco(tmp_path / name)
-        table = {each["id"]: number for each, number in zip(CATEGORIES, numbers, strict=True)}
-        for each in document["annotations"]:
-            each["category_id"] = table[each["category_id"]]
-        document["categories"] = [{**each, "id": table[each["id"]]} for each in CATEGORIES]
-        document["annotations"] += [
-            {**document["annotations"][-1], "id": 90 + number, "category_id": number} for number in numbers
-        ]
-        rewrite(tmp_path / name, document)
-        pack(tmp_path / name)
-        splits.append(
-            tarpeg.Split(
-                tmp_path / name / "out",
-                tarpeg.Whole(32),
-                target=None,
-                targets=tarpeg.Boxes("json:objects"),
-            )
+    splits = [
+        tarpeg.Split(
+            numbered(tmp_path / name, numbers),
+            tarpeg.Whole(32),
+            target=None,
+            targets=tarpeg.Boxes("json:objects"),
         )
+        for name, numbers in (("one", (1, 2, 3)), ("two", ids))
+    ]
     with pytest.raises(ShardError, match=rf"{text}.*Give the targets of all one table: Boxes\(label="):
         if as_mixture:
             mixture = tarpeg.Mixture(dict(zip("ab", splits, strict=True)), repeat={"a": 1, "b": 1})

@@ -169,6 +169,10 @@ def test_a_compose_reads_files_as_loaders_do(tmp_path, channels):
         assert (found.int() - image.int()).abs().max() <= 1, key
         if "turned" not in key:
             assert torch.equal(compose(Image.open(io.BytesIO(data))), found)
+        assert torch.equal(compose(torch.frombuffer(bytearray(data), dtype=torch.uint8)), found)
+    for other in (str(tmp_path), tmp_path, None):
+        with pytest.raises(TypeError, match="takes the bytes of a file"):
+            compose(other)
     for broken in (b"", b"<html>", b"\x89PNG\r\n"):
         with pytest.raises(tarpeg.DecodeError):
             compose(broken)

@@ -333,8 +333,7 @@ def open_split(split: Split, *, is_first: bool = True, needs_labels: bool = True
         source = split.open(is_first=is_first)
         if needs_labels:
             split.check_labels(source)
-            if split.has_stored_classes:
-                source.classes()  # raises if its folders have two names for a label
+            split.classes()  # raises if its folders have two names for a label, or two labels for a name
     return source
 
 
@@ -383,11 +382,12 @@ def check_overlap(splits: Mapping[str, Split]) -> bool:
     return len(places) == len(splits)
 
 
-def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
-    """Return the names of the classes by label, and whether all splits were compared.
+def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], dict[str, int], bool]:
+    """Return the names of the classes by label, the labels by name, and whether all splits were compared.
 
     Returns:
-        The longest list of names that a split has, or an empty one; False if a split cannot be opened.
+        The longest list of names that a split has, or an empty one; the labels of all names, which may have
+        gaps; False if a split cannot be opened.
 
     Raises:
         ShardError: If a label has two names, or a class two labels, because the shards of the splits were
@@ -419,7 +419,8 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
                     f"two for the network. {_remedy(splits, first, name)}"
                 )
     names = (names_of(table) or [] for table in numbers.values())
-    return max(names, key=len, default=[]), len(numbers) == len(splits)
+    labels = {name: label for name, (_, label) in of_class.items()}
+    return max(names, key=len, default=[]), labels, len(numbers) == len(splits)
 
 
 def _warn_of_other_tables(splits: Mapping[str, Split], numbers: Mapping[str, Mapping[str, int]]) -> None:

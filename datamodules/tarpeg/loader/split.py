@@ -25,7 +25,7 @@ from ..shards.image_names import Pattern, check_images, listed, pattern_of
 from ..shards.label import Form, Label, Labels, given_labels, labels_in_members
 from ..shards.labels import Decode, Target, check_target, read_labels
 from ..shards.opening import classes_of, open_source, places_of, reducers_of
-from ..shards.paths import Paths, identity, resolved
+from ..shards.paths import Paths, by_prefix, expand, identity, resolved
 from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
 from ..shards.table_labels import form_of_table, streamed_table_labels, table_labels
@@ -55,6 +55,7 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "neares
 _OF_DATA = [*(field.name for field in fields(LoaderConfig)), "num_workers", "augment", "keys", "prepare"]
 
 # Of each source, the split that it was opened for, and what reads its labels.
+_MOST_SHARDS = 64  # whose objects are compared with the names of classes
 _READERS: WeakKeyDictionary[Source, tuple[Any, Labels | None]] = WeakKeyDictionary()
 
 
@@ -292,10 +293,14 @@ class Split:
         names = classes_of(self.shards)
         if not names or self.targets is None or is_source(self.shards):
             return names, {}
+        several = self.image is not None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # opened again, it warns
-            source = open_source(self.shards, None, is_first=False, several=self.image is not None)
-        found = categories_of(self.targets, source, len(names) - 1)
+            warnings.simplefilter("ignore")  # opened again, they warn
+            sources = [
+                open_source(part[:_MOST_SHARDS], None, is_first=False, several=several)
+                for part in by_prefix(expand(self.shards, is_split=True))
+            ]
+        found = categories_of(self.targets, sources, len(names) - 1)
         if found is None:
             return (names if len(names) <= 2 else None), {}
         is_same = all(label in range(len(names)) and names[label] == name for name, label in found.items())

@@ -7,7 +7,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,11 @@ _LIMIT = 1 << 63
 DATA_ERRORS = (
     *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, AssertionError, RuntimeError),
     *(OSError, EOFError, struct.error, zlib.error),
+)
+
+_RESTORE = (
+    "Labels are the places of the class folders in sorted order: restore these folders; of targets, give the "
+    "table labels= of that training; or train without the checkpoint."
 )
 
 Target = str | Sequence[str] | None
@@ -45,11 +50,18 @@ def check_target(target: Target) -> None:
         raise ValueError(f"target={target!r} must have at least one label; give None for samples without")
 
 
-def check_classes(then: Sequence[str], now: Sequence[str]) -> None:
-    """Compare the classes of a checkpoint, by label, with those of now.
+def check_classes(then: Sequence[str], now: Sequence[str], numbers: Mapping[str, int]) -> None:
+    """Compare the classes of a checkpoint, by label, with those of now, and with labels by name.
 
     Raises ShardError if a class has another label now, and warns if a label has a new name.
     """
+    moved = [(name, label) for label, name in enumerate(then) if numbers.get(name, label) != label]
+    if moved and not now:  # labels with gaps
+        name, label = moved[0]
+        raise ShardError(
+            f"class {name!r} had the label {label} when the checkpoint was made and has {numbers[name]} now. "
+            f"{_RESTORE}"
+        )
     changed = [label for label, (old, new) in enumerate(zip(then, now, strict=False)) if old != new]
     if not changed:
         return
@@ -58,8 +70,7 @@ def check_classes(then: Sequence[str], now: Sequence[str]) -> None:
     if {*then} & {now[label] for label in changed}:
         raise ShardError(
             f"{text}: {len(changed)} of {len(now)} labels mean other classes than those that the network has "
-            "learnt. Labels are the places of the class folders in sorted order: restore these folders; of "
-            "targets, give the table labels= of that training; or train without the checkpoint."
+            f"learnt. {_RESTORE}"
         )
     warn(
         f"{text}: right if the class was renamed, wrong if it is another one, which the network has not "

@@ -25,6 +25,7 @@ Paths = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
 _ARCHIVES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")
 _SHOWN = 3  # file names of a folder in a message
+_MOST_PREFIXES = 16
 # Words for a split in names of shards, at their begin or between separators.
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -88,6 +89,17 @@ def refuse_several_splits(folder: str, names: Iterable[str], argument: str = "sh
             f"splits, by their names: give {' or '.join(map(repr, patterns.values()))}; for all of them "
             f"together {f'{place}/*.tar'!r}."
         )
+
+
+def by_prefix(paths: Sequence[Path]) -> list[Sequence[Path]]:
+    """Return shards by what was packed at once: those of a folder whose names differ in their number alone.
+
+    All of them together if their names are not numbered.
+    """
+    found: dict[tuple[Path, str], list[Path]] = {}
+    for path in paths:
+        found.setdefault((path.parent, path.stem.rstrip("0123456789")), []).append(path)
+    return [*found.values()] if len(found) <= _MOST_PREFIXES else [paths]
 
 
 def parts_of(source: Paths) -> list[str]:

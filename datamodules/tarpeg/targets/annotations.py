@@ -9,7 +9,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from ..shards.joined import own_numbers
 from ..shards.label import names_of
 from ..shards.labels import document_of, field_of
 from ..shards.source import Source, plain, where_of
-from .protocols import Targets, by_name, is_flat, type_names
+from .protocols import Targets, by_name, is_flat
 
 MOST_BYTES = 1 << 24
 """Bytes of a JSON member, beyond which it is not parsed."""
@@ -210,31 +209,49 @@ def _objects_at(source: Source, id: int, place: Place, document: Any) -> Any:
     return found
 
 
-def categories_of(targets: Targets, source: Source, count: int) -> dict[str, int] | None:
-    """Return the labels of objects by their ``category``, as the first samples have them.
+def categories_of(targets: Targets, sources: Iterable[Source], count: int) -> dict[str, int] | None:
+    """Return the labels of objects by their ``category``, as the first samples of each source have them.
 
     The ids of a COCO file may begin elsewhere and have gaps: then they are not the numbers of the names in
     ``classes.json``. Shards have their samples in a random order: some are read, until ``count`` names have
-    come. None if all labels are 1.
+    come. None if all labels are 1. Raises ShardError for a name that has two labels.
     """
-    found: dict[str, int] = {}
-    for target in by_name(targets).values():
-        if not (is_flat(target) and "labels" in target.fields):
-            continue
+    found: dict[str, tuple[int, str]] = {}
+    for source, target in itertools.product(sources, by_name(targets).values()):
         objects, label = getattr(target, "objects", None), getattr(target, "label", None)
+        if is_flat(target) and tuple(target.fields) == ("mask",):  # masks of make_shards, by the same numbers
+            objects, label = "json:objects", "category_id"
+        elif not is_flat(target) or "labels" not in target.fields:
+            continue
         if objects is None or label is None:
             return None
-        place = Place.of(objects, type_names(target))
-        for begin in range(0, min(len(source), _MOST_CHECKED), _CHECKED_AT_ONCE):
-            ids = list(range(begin, min(begin + _CHECKED_AT_ONCE, len(source))))
-            texts = source.members(np.array(ids), place.extension)
-            documents = _documents_of(source, ids, place.extension, texts)
-            for objects in map(partial(_objects_at, source, 0, place), documents):
-                for each in () if isinstance(objects, ShardError) else objects:
-                    if isinstance(each.get("category"), str) and type(each.get(label)) is int:
-                        found.setdefault(each["category"], each[label])
-            if not found or len(found) >= count:
-                break
+        for name, (number, where) in _categories(source, Place.of(objects, ""), label, count).items():
+            first, other = found.setdefault(name, (number, where))
+            if first != number:
+                raise ShardError(
+                    f"class {name!r} has the label {first} ({other}) and {number} ({where}): read together, "
+                    'one class would be two. Give the targets a table: Boxes(label="category", labels={...})'
+                )
+    return {name: number for name, (number, _) in found.items()}
+
+
+def _categories(source: Source, place: Place, label: str, count: int) -> dict[str, tuple[int, str]]:
+    """Return labels by name, each with a sample that has it."""
+    found: dict[str, tuple[int, str]] = {}
+    for begin in range(0, min(len(source), _MOST_CHECKED), _CHECKED_AT_ONCE):
+        ids = list(range(begin, min(begin + _CHECKED_AT_ONCE, len(source))))
+        texts = source.members(np.array(ids), place.extension)
+        documents = _documents_of(source, ids, place.extension, texts)
+        has_objects = False
+        for id, document in zip(ids, documents, strict=True):
+            objects = _objects_at(source, id, place, document)
+            for each in () if isinstance(objects, ShardError) else objects:
+                has_objects = True
+                if isinstance(each.get("category"), str) and type(each.get(label)) is int:
+                    found.setdefault(each["category"], (each[label], where_of(source, id)))
+        is_without = not found and (has_objects or not any(texts))  # names
+        if is_without or len(found) >= count:
+            break
     return found
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from ..shards.pillow import of_8_bits, open_upright, to_rgb
@@ -25,12 +26,17 @@ class Opened(nn.Module):
 
     def forward(self, image: Any) -> Any:
         """Return a ``tv_tensors.Image``, uint8 ``[C, H, W]``. Raises DecodeError for bytes of no image."""
-        if isinstance(image, (bytes, bytearray, memoryview)):
+        if isinstance(image, (bytes, bytearray, memoryview)) or getattr(image, "ndim", 0) == 1:
             image = open_upright(bytes(image))
         if isinstance(image, Image.Image):
             image = of_8_bits(image)
             if self.channels != 1 or image.mode not in ("1", "L"):
                 image = to_rgb(image)
+        elif not isinstance(image, (Tensor, np.ndarray)):
+            raise TypeError(
+                "compose() takes the bytes of a file, such as Path(...).read_bytes(), a Pillow image, or "
+                f"uint8 [C, H, W], and not {type(image).__name__}"
+            )
         for step in self.steps:
             image = step(image)
         return image
