@@ -344,6 +344,15 @@ def test_a_mask_is_not_the_image_of_a_sample_without_one(shard_of, target, kind)
     assert found.reason == "it has no image: its member 'png' is a mask, by masks="
 
 
+def test_a_photograph_that_is_called_the_mask_has_a_remedy(shard_of):
+    photo, mask = saved(Image.new("RGB", (16, 16)), "PNG"), png(np.zeros((16, 16), np.uint8))["png"]
+    shard = shard_of([("k.png", photo), ("k.seg.png", mask), ("k.cls", b"0")])
+    cache = shard.parent / "cache"
+    with pytest.raises(tarpeg.CacheError, match=r"by masks=; if 'seg\.png' is the mask, give masks="):
+        tarpeg.build_cache(shard, cache, masks="png", executor=0, max_bad=0)
+    assert tarpeg.build_cache(shard, cache, masks="seg.png", executor=0).samples == 1
+
+
 @pytest.mark.parametrize(
     ("names", "remedy", "works"),
     [

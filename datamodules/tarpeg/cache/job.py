@@ -306,7 +306,9 @@ def _images_of(job: ShardJob, sample: Sample, wanted: Mapping[str, str | None]) 
     own = image_extension(members)
     if own in job.masks and image is None and not asked_for:
         if len({*members} & {*job.masks}) == 1:  # otherwise the mask is another one of them
-            raise DecodeError(f"it has no image: its member {own!r} is a mask, by masks=")
+            other = next((name for name in members if name.endswith(f".{own}")), None)
+            remedy = "" if other is None else f"; if {other!r} is the mask, give masks={other!r}"
+            raise DecodeError(f"it has no image: its member {own!r} is a mask, by masks={remedy}")
         image = own
     found = [] if image is None else [image]
     found += asked_for
