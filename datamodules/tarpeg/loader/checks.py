@@ -333,7 +333,8 @@ def open_split(split: Split, *, is_first: bool = True, needs_labels: bool = True
         source = split.open(is_first=is_first)
         if needs_labels:
             split.check_labels(source)
-            split.classes()  # raises if its folders have two names for a label, or two labels for a name
+            if split.has_stored_classes:
+                split.classes()  # raises if its folders have two names for a label, or two labels for a name
     return source
 
 
