@@ -33,7 +33,7 @@ from tarpeg_hydra.overrides import one_line_errors, with_overrides
 
 import train as script
 from training.callbacks import DataSummary, Interrupt
-from training.checkpoints import KeepArguments, with_those_of_checkpoint
+from training.checkpoints import SECRET, KeepArguments, with_those_of_checkpoint
 from training.checks import (
     ConfigError,
     check_arrays,
@@ -478,9 +478,23 @@ def test_the_first_line_shows_no_secrets(capsys):
     assert said("/a b/{0..9}.tar") == "train: /a b/{0..9}.tar"
     url = "https://me:secret@host/a.tar?signature=secret"
     assert said([url, "/b.tar"]) == "train: ['https://host/a.tar', '/b.tar']"
-    for options in ("-H 'A: secret'", '--header "A: secret"', "-u me:secret", "--user=me:secret"):
-        command = said(f"pipe:curl -sf {options} http://host/a.tar?k=secret")
-        assert "secret" not in command and command.endswith(" http://host/a.tar")
+    for options in ("-H 'A: word'", '--header "A: word"', "-u me:word", "--user=me:word", "-sfu me:word"):
+        command = said(f"pipe:curl -sf {options} http://host/a.tar?k=word")
+        assert "word" not in command and command.endswith(" http://host/a.tar")
+    for command in (
+        "AWS_SECRET_ACCESS_KEY=word aws s3 cp s3://b/a.tar -",
+        "env AWS_SESSION_TOKEN=word cat a.tar",
+        "wget -qO- --user=me --password=word http://host/a.tar",
+        "curl -b session=word http://host/a.tar",
+        "rclone cat --s3-secret-access-key=word :s3:b/a.tar",
+        "hf download --token word a.tar",
+        "openssl enc -d -pass pass:word -in a.tar",
+        "gpg --batch --passphrase word -d a.tar",
+        "sshpass -p word ssh h cat a.tar",
+    ):
+        shown = said(f"pipe:{command}")
+        assert not re.search("(?<!pass)word", shown) and "a.tar" in shown, shown
+        assert SECRET.search(f"data.train.shards=pipe:{command}")
     assert said("pipe:aws s3 cp s3://b/a.tar -") == "train: pipe:aws s3 cp s3://b/a.tar -"
 
 

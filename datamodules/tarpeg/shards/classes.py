@@ -49,7 +49,8 @@ def classes_beside(paths: Iterable[Path]) -> list[str] | None:
                 raise ShardError(
                     f"label {label} is {one!r} in {folder} and {other!r} in {longest}: read together, one "
                     "label would mean two classes. Pack all images from one folder with a sub-directory per "
-                    "class, or read these shards alone."
+                    'class, or read these shards alone; give targets a table, Boxes(label="category", '
+                    "labels={...})."
                 )
     return names or None if None not in found.values() else None
 

@@ -57,10 +57,13 @@ _CHAIN = re.compile(
 _URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+")
 _REMEDY = "Check address, access rights and network."
 _SECONDS = 60.0  # that a server may be silent
+_SECRET_NAME = r"[\w-]*(?:pass|token|secret|key|cookie|cred|auth)[\w-]*"
 SECRET_OPTION = re.compile(
-    r"""(\s(?:-H|--header|-u|--user|--oauth2-bearer)[\s=]?)\s*(?:"[^"]*"|'[^']*'|[^\s"']+)"""
+    rf"""((?:(?-i:\s-[A-Za-z]*[uHb])|\s--?(?:header|user|{_SECRET_NAME})|\b{_SECRET_NAME}(?=[=:])|sshpass\s+-p)"""
+    r"""[\s=:]?)\s*(?:"[^"]*"|'[^']*'|[^\s"']+)""",
+    re.IGNORECASE,
 )
-"""An option of curl in a command, with a value that may be a token or a password."""
+"""An option, or a variable, of a command, with a value that may be a password or a token."""
 _QUERY = re.compile(r"""(https?://[^\s"'?]*)\?[^\s"']*""", re.IGNORECASE)
 _PAUSES = (1.0, 4.0, 16.0)  # before a read over http is repeated, in seconds
 _SHOWN = 3  # names of a folder in a message
