@@ -29,9 +29,10 @@ _RISKY = re.compile("pipe|streaming|checkpoint|pretrained", re.IGNORECASE)
 # Paths and URLs: no commands, which have a colon or "|", and no interpolation.
 _TEXT = re.compile(r"((https?|s3|gs|hf|file)://)?([^:|${}\\<>`\x00-\x1f]|\{\d+\.\.\d+\})*")
 _OPTION = re.compile(r"[\w-]*")
-# How splits are streamed that a validation, or a prediction, does not read.
-_OF_TRAINING = re.compile(r"[+~]*data\.train\.streaming\b")
-_OF_ANY_SPLIT = re.compile(r"[+~]*data\.\w+\.streaming\b")
+# A prediction reads no split of the training, and a validation not its train split, which may be a stream.
+_STREAMING = re.compile(r"[+~]*data\.\w+\.streaming\b")
+_TRAIN_STREAMING = re.compile(r"[+~]*data\.train\.streaming\b")
+_OF_TRAIN_STREAM = re.compile(r"[+~]*data\.train\.(shards|streaming)\b")
 
 
 class KeepArguments(lightning.Callback):
@@ -74,8 +75,11 @@ def with_those_of_checkpoint(arguments: Sequence[str]) -> list[str]:
         return [*arguments]
     stored = _arguments_in(checkpoint)
     chosen = dict(each.split("=", 1) for each in stored if each.partition("=")[0] in _KEPT)
-    unread = _OF_TRAINING if "predict" not in given else _OF_ANY_SPLIT
-    kept = [each for each in stored if not (_is_replaced(each, given, chosen) or unread.match(each))]
+    kept = [each for each in stored if not _is_replaced(each, given, chosen)]
+    if "predict" in given:
+        kept = [each for each in kept if not _STREAMING.match(each)]
+    elif any(map(_TRAIN_STREAMING.match, kept)):
+        kept = [each for each in kept if not _OF_TRAIN_STREAM.match(each)]
     if (code := [each for each in kept if _names_code(each)]) and not trusted:
         raise ConfigError(
             f"ckpt_path={path} was trained with {' '.join(code)}, which names code: give the same, or "

@@ -423,6 +423,8 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         name = self._first_of("val")
         state: dict[str, Any] = {"classes": self._names or self._stored}
+        if self._numbers and not self._names:  # with gaps
+            state = {"classes": [], "labels": self._numbers}
         pending = self._place if self.trainer is None or self._has_ended else self._resume
         if pending is not None:  # loaded, and no loader was made since
             state["train"] = dict(pending)
@@ -439,8 +441,8 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         # Lightning saves and restores the loader's own state too, but loses it if
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
-        self._stored, state = checked_classes(state_dict), state_dict.get("train")
-        check_classes(self._stored, self._names, self._numbers)
+        (self._stored, labels), state = checked_classes(state_dict), state_dict.get("train")
+        check_classes(self._stored, self._names, labels, self._numbers)
         self._check_preprocessing(state_dict.get("preprocessing"))
         self._forget_ended()
         if self.trainer is None:

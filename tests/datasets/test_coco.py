@@ -16,7 +16,7 @@ from helpers.pictures import saved
 from helpers.small_tars import members, tars
 from PIL import Image
 from tarpeg.datasets.writer import make_shards
-from tarpeg.errors import DecodeError, ShardError
+from tarpeg.errors import DecodeError, ResumeError, ShardError
 from torchvision import datasets
 
 TABLE = {"__background__": 0, "car": 1, "cat": 2, "brush": 3}
@@ -185,8 +185,15 @@ def test_the_names_of_a_checkpoint_are_compared_with_labels_that_have_gaps(tmp_p
     state = data("one", (1, 2, 3)).state_dict()
     assert state["classes"] == list(TABLE)
     data("again", (1, 2, 3)).load_state_dict(state)
+    two = data("two", ids)
     with pytest.raises(ShardError, match=r"when the checkpoint was made.*give the table labels="):
-        data("two", ids).load_state_dict(state)
+        two.load_state_dict(state)
+    with pytest.raises(ShardError, match=r"when the checkpoint was made.*give the table labels="):
+        data("one again", (1, 2, 3)).load_state_dict(two.state_dict())
+    data("two again", ids).load_state_dict(two.state_dict())
+    for labels in ({"car": "3"}, [3], {3: 3}):
+        with pytest.raises(ResumeError, match=r"labels=.* of the data module's state must be integers"):
+            two.load_state_dict({"classes": [], "labels": labels})
 
 
 @pytest.mark.parametrize("as_mixture", [False, True])

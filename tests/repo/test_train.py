@@ -585,8 +585,13 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
     streamed = ("data=shards", "data.train.streaming=true", "+data.val.streaming=true")
     own = (saved(*streamed), "predict=/new")  # which reads neither
     assert with_those_of_checkpoint(own) == ["data=shards", *own]
-    own = (saved(*streamed[:2]), "validate=true")
-    assert with_those_of_checkpoint(own) == ["data=shards", *own]
+    shards = ("data.train.shards=s3://b/a.tar", "data.val.shards=/v.tar")
+    own = (saved(*streamed[:2], *shards), "validate=true")
+    assert with_those_of_checkpoint(own) == ["data=shards", shards[1], *own]
+    own = (saved("data=shards", *shards), "validate=true")
+    assert with_those_of_checkpoint(own) == ["data=shards", *shards, *own]
+    own = (saved(*streamed[:2], *shards), "validate=true", "data.train.streaming=true")
+    assert with_those_of_checkpoint(own) == ["data=shards", *shards, *own]
     for code in (
         "data.prepare={_target_: os.system, command: ls}",
         "model.net._target_=os.abort",

@@ -82,8 +82,11 @@ def checked_position(state: Mapping[str, Any]) -> tuple[int, int]:
     return epoch, batches
 
 
-def checked_classes(state: Any) -> list[str]:
-    """Return the names of the classes in the state of a data module. Raises ResumeError if they are none."""
+def checked_classes(state: Any) -> tuple[list[str], dict[str, int]]:
+    """Return the names of the classes in the state of a data module, and labels by name.
+
+    Raises ResumeError if they are none.
+    """
     if not isinstance(state, Mapping):
         raise ResumeError(f"the state of the data module is a {type(state).__name__}, not a dict. {REMEDY}")
     names = state.get("classes") or []
@@ -91,7 +94,14 @@ def checked_classes(state: Any) -> list[str]:
         raise ResumeError(
             f"classes={shown(names)} of the data module's state must be a list of names. {REMEDY}"
         )
-    return names
+    labels = state.get("labels") or {name: label for label, name in enumerate(names)}
+    if not isinstance(labels, dict) or not all(
+        isinstance(name, str) and type(label) is int for name, label in labels.items()
+    ):
+        raise ResumeError(
+            f"labels={shown(labels)} of the data module's state must be integers by name. {REMEDY}"
+        )
+    return names, labels
 
 
 def check_data(state: Mapping[str, int | str], data: str) -> None:

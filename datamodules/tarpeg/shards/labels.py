@@ -50,17 +50,25 @@ def check_target(target: Target) -> None:
         raise ValueError(f"target={target!r} must have at least one label; give None for samples without")
 
 
-def check_classes(then: Sequence[str], now: Sequence[str], numbers: Mapping[str, int]) -> None:
-    """Compare the classes of a checkpoint, by label, with those of now, and with labels by name.
+def check_classes(
+    then: Sequence[str], now: Sequence[str], labels: Mapping[str, int], numbers: Mapping[str, int]
+) -> None:
+    """Compare the classes of a checkpoint, by label, with those of now.
 
     Raises ShardError if a class has another label now, and warns if a label has a new name.
+
+    Args:
+        then: Names of the checkpoint; empty if its labels have gaps, or no names.
+        now: Names of now, as well.
+        labels: Of the checkpoint, by name.
+        numbers: Labels of now, by name.
     """
-    moved = [(name, label) for label, name in enumerate(then) if numbers.get(name, label) != label]
-    if moved and not now:  # labels with gaps
-        name, label = moved[0]
+    moved = [name for name, label in labels.items() if numbers.get(name, label) != label]
+    if moved and not (then and now):
+        name = moved[0]
         raise ShardError(
-            f"class {name!r} had the label {label} when the checkpoint was made and has {numbers[name]} now. "
-            f"{_RESTORE}"
+            f"class {name!r} had the label {labels[name]} when the checkpoint was made and has "
+            f"{numbers[name]} now. {_RESTORE}"
         )
     changed = [label for label, (old, new) in enumerate(zip(then, now, strict=False)) if old != new]
     if not changed:
