@@ -422,9 +422,10 @@ class ShardDataModule(lightning.LightningDataModule):
         For Lightning's checkpoints. ``tarpeg.preprocessing`` reads the last of these.
         """
         name = self._first_of("val")
-        state: dict[str, Any] = {"classes": self._names or self._stored}
-        if self._numbers and not self._names:  # with gaps
-            state = {"classes": [], "labels": self._numbers}
+        has_gaps = bool(self._numbers) and not self._names  # in the labels
+        state: dict[str, Any] = {"classes": [] if has_gaps else self._names or self._stored}
+        if has_gaps:
+            state["labels"] = self._numbers
         pending = self._place if self.trainer is None or self._has_ended else self._resume
         if pending is not None:  # loaded, and no loader was made since
             state["train"] = dict(pending)

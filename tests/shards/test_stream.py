@@ -311,7 +311,7 @@ def test_a_refused_connection_is_not_called_a_truncated_shard():
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A certificate of 127.0.0.1 that nobody else has signed, with its key."""
+    """The path of a self-signed certificate of 127.0.0.1; its key is beside it."""
     path = str(tmp_path / "certificate.pem")
     made = "openssl req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -subj /CN=localhost"
     options = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", path + ".key", "-out", path]

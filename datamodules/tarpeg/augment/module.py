@@ -246,15 +246,14 @@ class Augment(nn.Module):
     def transform(self, images: Tensor, params: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
         """Distort ``images`` by ``params``, in training or not, and normalise them, into ``out`` if given."""
         kind = images.device.type
+        # An export to ONNX leaves out, in silence, an operator that fills its argument.
+        is_exported = torch.onnx.is_in_onnx_export()
+        if is_exported and (params or self.space != "rgb"):
+            raise ValueError(
+                f"space={self.space!r}: Augment is exported to ONNX in eval() and with space='rgb' alone"
+            )
         has_operators = kind == "cpu" or (kind == "cuda" and library.has_cuda(images.device))
-        if (
-            torch.onnx.is_in_onnx_export()
-        ):  # which leaves out, in silence, an operator that fills its argument
-            has_operators = False
-            if params or self.space != "rgb":
-                raise ValueError(
-                    f"space={self.space!r}: Augment is exported to ONNX in eval() and with space='rgb' alone"
-                )
+        has_operators = has_operators and not is_exported
         if not params and self.space == "rgb" and not has_operators:
             return self._normalise_by_torch(images)
         # Importing ops.augment loads the native library; importing this module must not.

@@ -128,7 +128,7 @@ def local_or_url(text: str) -> str:
 def public_url(url: str) -> str:
     """Return a URL without its query, which may be a signature, and without a password.
 
-    A "pipe:" command is shown without these, and without what curl sends to be let in.
+    A "pipe:" command is shown without these, and without the values of ``SECRET_OPTION``.
     """
     if url.startswith("pipe:"):
         url = _QUERY.sub(r"\1", SECRET_OPTION.sub(r"\1...", url))

@@ -247,8 +247,9 @@ def _categories(source: Source, place: Place, label: str, count: int) -> dict[st
             objects = _objects_at(source, id, place, document)
             for each in () if isinstance(objects, ShardError) else objects:
                 has_objects = True
-                if isinstance(each.get("category"), str) and type(each.get(label)) is int:
-                    found.setdefault(each["category"], (each[label], where_of(source, id)))
+                name, number = each.get("category"), each.get(label)
+                if isinstance(name, str) and name not in found and type(number) is int:
+                    found[name] = number, where_of(source, id)
         is_without = not found and (has_objects or not any(texts))  # names
         if is_without or len(found) >= count:
             break

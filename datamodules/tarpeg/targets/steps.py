@@ -154,11 +154,12 @@ def _moved(
                 raise
         else:
             others[name] = _move(target, column, view, source, ids)
-    return _with_asked_ids(targets, parts), others
+    _share_image_id(targets, parts)
+    return parts, others
 
 
-def _with_asked_ids(targets: Targets, parts: list[Fields]) -> list[Fields]:
-    """Give all parts the ``image_id`` of the first target that has a field for it: they share one dict."""
+def _share_image_id(targets: Targets, parts: Sequence[Fields]) -> None:
+    """Set the ``image_id`` of all targets, which share one dict, to that of the first with ``image_id=``."""
     flat = filter(is_flat, by_name(targets).values())
     asked = (part for target, part in zip(flat, parts, strict=True) if getattr(target, "image_id", None))
     if (first := next(asked, None)) is not None:
@@ -166,7 +167,6 @@ def _with_asked_ids(targets: Targets, parts: list[Fields]) -> list[Fields]:
         for part in parts:
             if "image_id" in part.of_images:
                 part.of_images["image_id"] = numbers
-    return parts
 
 
 def _move(target: Target, values: Sequence[Any], view: View, source: Source, ids: Int64) -> list[Any]:
