@@ -44,8 +44,13 @@ def test_class_names(tmp_path):
     assert data(tmp_path / "cache").classes == packed.classes
     assert data(tmp_path / "cache", target=["cls"]).num_classes is None
     assert data([tmp_path / "cache", f"{tmp_path}/out/train-*.tar"]).classes == packed.classes
-    (tmp_path / "out" / "classes.json").write_text('{"ant": 0, "bee": 2}')
-    assert data(f"{tmp_path}/out/train-*.tar").classes is None
+    stored = tmp_path / "out" / "classes.json"
+    stored.write_text('{"cat": 2, "ant": 0, "bee": 1}')  # in another order
+    assert data(f"{tmp_path}/out/train-*.tar").classes == packed.classes
+    for text in ('{"ant": 0, "bee": 2}', '["ant", "bee"]', '{"ant": 0,}', '{"0": "ant"}', '{"ant": 0.0}'):
+        stored.write_text(text)
+        with pytest.warns(UserWarning, match=r"classes.json is not read, so the names .* are unknown"):
+            assert data(f"{tmp_path}/out/train-*.tar").classes is None
     net = Net()
     for net.num_classes, name in ((2, "cat"), (1, "bee")):
         text = rf"labels 0\.\.2 .*num_classes=3, .* (\d): label \1 is '{name}'$"

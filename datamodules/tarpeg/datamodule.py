@@ -36,6 +36,7 @@ from .loader.checks import (
     explain_single_sample,
     kind_of,
     named_splits,
+    names_of_all,
     open_split,
 )
 from .loader.config import DecodeOn, LoaderConfig, OnError
@@ -216,7 +217,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._names: list[str] = []  # of the classes, of the split that has most
         self._numbers: dict[str, int] = {}  # of all names
         self._stored: list[str] = []  # of the classes of the last checkpoint
-        self._samples: dict[str, Source] = {}
+        self._samples: dict[str, tuple[Split, Source]] = {}
         # Those that are still in use, and their Trainers: a loader that is not any more ends its workers.
         self._loaders: list[tuple[weakref.ref[Loader], Callable[[], lightning.Trainer | None]]] = []
         self._train: Loader | None = None
@@ -279,8 +280,9 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()
-        found = (split.classes() or [] for split in self._labelled().values())
-        names = max(found, key=len, default=[]) or self._stored
+        splits = self._labelled().values()
+        has_own = any(split.class_numbers() for split in splits)
+        names = names_of_all(splits) if has_own else self._stored
         predict = self.splits["predict"]
         if not names and predict is not None:  # its labels may be those of other classes
             names = predict.classes() or []
@@ -443,7 +445,7 @@ class ShardDataModule(lightning.LightningDataModule):
         # Lightning saves and restores the loader's own state too, but loses it if
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
         (self._stored, labels), state = checked_classes(state_dict), state_dict.get("train")
-        check_classes(self._stored, self._names, labels, self._numbers)
+        check_classes(labels, self._numbers)
         self._check_preprocessing(state_dict.get("preprocessing"))
         self._forget_ended()
         if self.trainer is None:
@@ -489,7 +491,7 @@ class ShardDataModule(lightning.LightningDataModule):
             explain_single_sample(exception)
         for name, split in self._given().items():
             if kind_of(name) == "train" and name in self._samples:
-                source = self._samples[name]
+                _, source = self._samples[name]
                 target: Any = split.label_reader(source) or split.target
                 explain_refused_label(exception, source, target)
 
@@ -588,10 +590,14 @@ class ShardDataModule(lightning.LightningDataModule):
     def samples(self, name: str) -> Source:
         """Return the samples of a split, which is opened once. Raises ``KeyError`` if there is none."""
         split = self.splits[name]
-        if split is not None and name not in self._samples:
+        if split is None:
+            return self._samples[name][1]
+        opened, source = self._samples.get(name, (None, None))
+        if source is None or opened is not split:  # another was put into splits
             is_first = data_rank(**self._ranks()).is_first
-            self._samples[name] = open_split(split, is_first=is_first, needs_labels=name != "predict")
-        return self._samples[name]
+            source = open_split(split, is_first=is_first, needs_labels=name != "predict")
+            self._samples[name] = split, source
+        return source
 
     def _first_of(self, kind: str) -> str | None:
         """Return the name of the split of a kind, "val" or "test", the first of several; None without one."""

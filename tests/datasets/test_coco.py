@@ -13,7 +13,7 @@ import tarpeg
 import torch
 from helpers.data_sets import CATEGORIES, coco, masks, targets_of
 from helpers.pictures import saved
-from helpers.small_tars import members, tars
+from helpers.small_tars import members, tars, write_tar
 from PIL import Image
 from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import DecodeError, ResumeError, ShardError
@@ -209,12 +209,26 @@ def test_exports_that_number_the_same_names_otherwise_are_an_error(tmp_path, as_
             tarpeg.ShardDataModule(*splits).setup()
 
 
+@pytest.mark.parametrize("has_names", [True, False])
 @pytest.mark.parametrize("as_mixture", [False, True])
-def test_splits_that_make_other_labels_of_the_same_objects_are_a_warning(tmp_path, as_mixture):
+def test_splits_that_make_other_labels_of_the_same_objects_are_an_error_or_a_warning(
+    tmp_path, as_mixture, has_names
+):
     coco(tmp_path)
-    pack(tmp_path)
-    named = {"label": "category", "labels": TABLE}
-    ways = [{}, {"labels": "coco"}, {"labels": [3, 17, 90]}, named]
+    shards = pack(tmp_path).shards
+    by_name = {"label": "category", "labels": TABLE}
+    ways = [{}, {"labels": "coco"}, {"labels": [3, 17, 90]}, by_name]
+    if not has_names:
+        ways.pop()
+        (tmp_path / "out" / "classes.json").unlink()
+        for path in shards:
+            found = members(path)
+            for name in (name for name in found if name.endswith(".json")):
+                document = json.loads(found[name])
+                for each in document["objects"]:
+                    each["name"] = each.pop("category")
+                found[name] = json.dumps(document).encode()
+            write_tar(path, found.items())
 
     def run(*given):
         one, other = (
@@ -230,16 +244,122 @@ def test_splits_that_make_other_labels_of_the_same_objects_are_a_warning(tmp_pat
             tarpeg.ShardDataModule(one, one if given[0] is given[1] else other, allow_overlap=True).setup()
 
     for first, second in itertools.product(ways, ways):
-        if first is second:
+        are_equal = has_names and by_name in (first, second) and ways[2] in (first, second)
+        if first is second or are_equal:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".*a label may mean two classes")
                 run(first, second)
-        elif named in (first, second) and {} in (first, second):  # both have names
-            with pytest.raises(ShardError, match=r"class 'car' has the label|label 3 is"):
+        elif has_names:
+            with pytest.raises(ShardError, match=r"class '(car|cat)' has the label|label 3 is"):
                 run(first, second)
         else:
             with pytest.warns(UserWarning, match="a label may mean two classes. Give both the same"):
                 run(first, second)
+
+
+@pytest.mark.parametrize("labels", ["coco", [1, 2, 3], {1: 1, 2: 2, 3: 3}])
+@pytest.mark.parametrize("form", ["splits", "two folders", "mixture", "checkpoint"])
+def test_exports_that_number_the_same_names_otherwise_are_an_error_with_tables_of_numbers(
+    tmp_path, form, labels
+):
+    targets = tarpeg.Boxes("json:objects", labels=labels)
+
+    def split(*shards):
+        return tarpeg.Split([*itertools.chain(*shards)], tarpeg.Whole(32), target=None, targets=targets)
+
+    one, two = numbered(tmp_path / "one", (1, 2, 3)), numbered(tmp_path / "two", (2, 3, 1), prefix="two")
+    tarpeg.ShardDataModule(split(one), split(numbered(tmp_path / "three", (1, 2, 3)))).setup()
+    text = r"label \d (is|was) '(car|cat|brush)'|class '(car|cat|brush)' ha(s|d) the label \d"
+    with pytest.raises(ShardError, match=text):
+        if form == "splits":
+            tarpeg.ShardDataModule(split(one), split(two)).setup()
+        elif form == "two folders":
+            tarpeg.ShardDataModule(split(one, two), split(one), allow_overlap=True).setup()
+        elif form == "mixture":
+            mixture = tarpeg.Mixture({"a": split(one), "b": split(two)}, repeat={"a": 1, "b": 1})
+            tarpeg.MixtureLoader(mixture, batch_size=4, workers=0)
+        else:
+            first, second = (tarpeg.ShardDataModule(val=split(each), workers=0) for each in (one, two))
+            first.setup("validate")
+            second.setup("validate")
+            second.load_state_dict(first.state_dict())
+
+
+def test_a_table_may_make_one_class_of_several(tmp_path):
+    targets = tarpeg.Boxes("json:objects", labels={1: 1, 2: 1, 3: 2})
+    splits = []
+    for place, kept in (("one", (1, 3)), ("two", (2, 3))):
+        numbered(tmp_path / place, (1, 2, 3))
+        document = json.loads((tmp_path / place / "instances.json").read_text())
+        document["annotations"] = [each for each in document["annotations"] if each["category_id"] in kept]
+        rewrite(tmp_path / place, document)
+        shards = pack(tmp_path / place, out="kept").shards
+        splits.append(tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=targets))
+    data = tarpeg.ShardDataModule(*splits, workers=0)
+    data.setup()
+    assert [split.class_numbers() for split in splits] == [{"car": 1, "brush": 2}, {"cat": 1, "brush": 2}]
+    assert data.classes is None
+    joined = tarpeg.Split([*splits[0].shards, *splits[1].shards], tarpeg.Whole(32), targets=targets)
+    assert joined.class_numbers() == {"car": 1, "cat": 1, "brush": 2}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("as_mixture", [False, True])
+def test_names_are_unknown_if_another_split_has_labels_beyond_them(tmp_path, order, as_mixture):
+    splits = []
+    for place, ids in (("one", (1, 2, 3)), ("two", (1, 2, 5))):
+        document = coco(tmp_path / place)
+        found = {each["name"]: number for each, number in zip(CATEGORIES, ids, strict=True)}
+        names = {"brush": "bus"} if place == "two" else {}
+        of_id = {each["id"]: found[each["name"]] for each in CATEGORIES}
+        for each in document["annotations"]:
+            each["category_id"] = of_id[each["category_id"]]
+        document["categories"] = [
+            {"id": number, "name": names.get(name, name)} for name, number in found.items()
+        ]
+        last = document["annotations"][-1]
+        document["annotations"] += [{**last, "id": 90 + each, "category_id": each} for each in ids]
+        rewrite(tmp_path / place, document)
+        splits.append(
+            tarpeg.Split(
+                pack(tmp_path / place).shards,
+                tarpeg.Whole(32),
+                target=None,
+                targets=tarpeg.Boxes("json:objects"),
+            )
+        )
+    one, two = splits[::order]
+    train = tarpeg.Mixture({"a": one, "b": two}, repeat={"a": 1, "b": 1}) if as_mixture else one
+    data = tarpeg.ShardDataModule(train, None if as_mixture else two, batch_size=2, workers=0)
+    assert data.classes is None
+    data.setup()
+    assert data.classes is None and data.num_classes is None
+    assert data.state_dict()["labels"] == {"__background__": 0, "car": 1, "cat": 2, "brush": 3, "bus": 5}
+
+
+def test_a_checkpoint_of_other_classes_with_the_same_labels_is_a_warning(tmp_path):
+    def data(place, ids, names):
+        found = dict(zip(("car", "cat", "brush"), names, strict=True))
+        numbered(tmp_path / place, ids)
+        document = json.loads((tmp_path / place / "instances.json").read_text())
+        document["categories"] = [{**each, "name": found[each["name"]]} for each in document["categories"]]
+        rewrite(tmp_path / place, document)
+        shards = pack(tmp_path / place, out="named").shards
+        split = tarpeg.Split(shards, tarpeg.Whole(32), targets=tarpeg.Boxes("json:objects"))
+        made = tarpeg.ShardDataModule(val=split, workers=0)
+        made.setup("validate")
+        return made
+
+    full, gaps = (
+        data("one", (1, 2, 3), ("hen", "pig", "cow")),
+        data("two", (1, 3, 7), ("bus", "tram", "ship")),
+    )
+    with pytest.warns(UserWarning, match="label 1 was 'hen' when the checkpoint was made and is 'bus' now"):
+        gaps.load_state_dict(full.state_dict())
+    assert gaps.classes is None
+    with pytest.warns(UserWarning, match="label 1 was 'bus' when the checkpoint was made and is 'hen' now"):
+        full.load_state_dict(gaps.state_dict())
+    assert full.classes == ["__background__", "hen", "pig", "cow"]
 
 
 def _has_pycocotools():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import FunctionType
 from typing import Any
@@ -20,8 +20,8 @@ from ..augment.module import Augment
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
 from ..sampling.sampler import shown
-from ..shards.label import Labels, names_of
-from ..shards.labels import Target, read_labels
+from ..shards.label import Labels
+from ..shards.labels import Target, by_label, read_labels
 from ..shards.source import Source, where_of
 from ..targets.annotations import table_of
 from ..targets.instance_map import InstanceMap
@@ -333,8 +333,9 @@ def open_split(split: Split, *, is_first: bool = True, needs_labels: bool = True
         source = split.open(is_first=is_first)
         if needs_labels:
             split.check_labels(source)
-            if split.has_stored_classes:
-                split.classes()  # raises if its folders have two names for a label, or two labels for a name
+            if split.has_stored_classes or split.targets is not None:
+                # Raises if its folders have two names for a label, or two labels for a name.
+                split.class_numbers()
     return source
 
 
@@ -387,8 +388,7 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], dict[str, in
     """Return the names of the classes by label, the labels by name, and whether all splits were compared.
 
     Returns:
-        The longest list of names that a split has, or an empty one; the labels of all names, which may have
-        gaps; False if a split cannot be opened.
+        As ``names_of_all``; the labels of all names, which may have gaps; False if a split cannot be opened.
 
     Raises:
         ShardError: If a label has two names, or a class two labels, because the shards of the splits were
@@ -401,12 +401,10 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], dict[str, in
     _warn_of_other_tables(splits, numbers)
     of_label, of_class = dict[int, tuple[str, set[str]]](), dict[str, tuple[str, int]]()
     for name, table in numbers.items():
-        own = dict[int, set[str]]()
-        for each, label in table.items():
-            own.setdefault(label, set()).add(each)
-        for label, classes in own.items():
+        for label, classes in by_label(table).items():
             first, known = of_label.setdefault(label, (name, classes))
-            if not known & classes:
+            merged = splits[first].merged_labels | splits[name].merged_labels
+            if not known & classes and label not in merged:
                 one, two = min(known), min(classes)
                 raise ShardError(
                     f"label {label} is {one!r} in {first} and {two!r} in {name}, which would be one class "
@@ -419,9 +417,18 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], dict[str, in
                     f"class {each!r} has the label {other} in {first} and {label} in {name}, which would be "
                     f"two for the network. {_remedy(splits, first, name)}"
                 )
-    names = (names_of(table) or [] for table in numbers.values())
     labels = {name: label for name, (_, label) in of_class.items()}
-    return max(names, key=len, default=[]), labels, len(numbers) == len(splits)
+    return names_of_all([splits[name] for name in numbers]), labels, len(numbers) == len(splits)
+
+
+def names_of_all(splits: Iterable[Split]) -> list[str]:
+    """Return the longest list of names by label that a split has; empty if another has labels beyond it.
+
+    Raises ShardError as ``Split.classes``.
+    """
+    named = [(split.classes() or [], split.class_numbers()) for split in splits]
+    names = max((names for names, _ in named), key=len, default=[])
+    return names if all(label < len(names) for _, table in named for label in table.values()) else []
 
 
 def _warn_of_other_tables(splits: Mapping[str, Split], numbers: Mapping[str, Mapping[str, int]]) -> None:

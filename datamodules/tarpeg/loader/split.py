@@ -34,6 +34,7 @@ from ..targets.annotations import (
     categories_of,
     class_names as class_names_of,
     class_numbers as class_numbers_of,
+    shared_labels,
 )
 from ..targets.protocols import check_targets, class_tables, has_flat, type_names
 from ..targets.reduced import in_pixels, refuse_reduced
@@ -293,6 +294,24 @@ class Split:
         names = classes_of(self.shards)
         if not names or self.targets is None or is_source(self.shards):
             return names, {}
+        found = self._seen(len(names) - 1)
+        if found is None:
+            return (names if len(names) <= 2 else None), {}
+        is_same = all(label in range(len(names)) and names[label] == name for name, label in found.items())
+        return (names, {}) if is_same else (None, found)
+
+    @cached_property
+    def _numbers_of_tables(self) -> Mapping[str, int]:
+        """Labels by name if the targets have tables: those of names, or as the objects have them."""
+        tables = self._class_tables or []
+        named = class_numbers_of(tables)
+        if named or not tables or self.streaming or is_source(self.shards):
+            return named
+        return self._seen(None) or {}
+
+    def _seen(self, count: int | None) -> dict[str, int] | None:
+        """Return the labels of the first objects by name; None if all are 1."""
+        assert self.targets is not None and not is_source(self.shards)
         several = self.image is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # opened again, they warn
@@ -300,11 +319,12 @@ class Split:
                 open_source(part[:_MOST_SHARDS], None, is_first=False, several=several)
                 for part in by_prefix(expand(self.shards, is_split=True))
             ]
-        found = categories_of(self.targets, sources, len(names) - 1)
-        if found is None:
-            return (names if len(names) <= 2 else None), {}
-        is_same = all(label in range(len(names)) and names[label] == name for name, label in found.items())
-        return (names, {}) if is_same else (None, found)
+        return categories_of(self.targets, sources, count)
+
+    @property
+    def merged_labels(self) -> set[int]:
+        """Labels that ``targets`` give to several values: objects with other names may have them."""
+        return set() if self.targets is None else shared_labels(self.targets)
 
     @property
     def has_stored_classes(self) -> bool:
@@ -327,7 +347,7 @@ class Split:
             return self.target.numbers
         if self.has_stored_classes:
             return self._stored_classes[1]
-        return class_numbers_of(self._class_tables or [])
+        return self._numbers_of_tables
 
     @property
     def _label(self) -> Label:

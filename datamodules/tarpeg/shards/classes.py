@@ -9,9 +9,10 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..errors import ShardError
+from ..errors import ShardError, warn
 from ..files import read_regular, write_json
-from .manifest import names_in_order, read_manifest
+from .label import names_of
+from .manifest import read_manifest
 
 BACKGROUND = "__background__"  # the name of label 0 of data sets with objects
 MASK_NUMBER = "mask_number"  # field of an object with its number in a picture of objects
@@ -21,15 +22,25 @@ _CLASSES = "classes.json"  # the numbers of the classes by name
 def stored_classes(folder: Path) -> list[str] | None:
     """Return the names of the classes by label, of a cache or other shards in a folder; None if unknown.
 
-    Raises CacheError as read_manifest().
+    Raises CacheError as read_manifest(), and warns of a ``classes.json`` that has something else.
     """
     manifest = read_manifest(folder)
     if manifest is not None:
         return manifest.classes
     try:
-        return names_in_order(json.loads(read_regular(folder / _CLASSES)))
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(read_regular(folder / _CLASSES))
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, RecursionError):
+        found = None
+    are_numbers = isinstance(found, dict) and all(type(label) is int for label in found.values())
+    names = names_of(found) if are_numbers else None
+    if names is None:
+        warn(
+            f"{folder / _CLASSES} is not read, so the names of the classes are unknown: it must have the "
+            'label of each name, all numbers from 0 on, {"NAME": 0, "OTHER": 1}'
+        )
+    return names
 
 
 def classes_beside(paths: Iterable[Path]) -> list[str] | None:

@@ -50,40 +50,42 @@ def check_target(target: Target) -> None:
         raise ValueError(f"target={target!r} must have at least one label; give None for samples without")
 
 
-def check_classes(
-    then: Sequence[str], now: Sequence[str], labels: Mapping[str, int], numbers: Mapping[str, int]
-) -> None:
-    """Compare the classes of a checkpoint, by label, with those of now.
+def check_classes(labels: Mapping[str, int], numbers: Mapping[str, int]) -> None:
+    """Compare the labels of a checkpoint, by name of the class, with those of now.
 
     Raises ShardError if a class has another label now, and warns if a label has a new name.
-
-    Args:
-        then: Names of the checkpoint; empty if its labels have gaps, or no names.
-        now: Names of now, as well.
-        labels: Of the checkpoint, by name.
-        numbers: Labels of now, by name.
     """
+    then, now = by_label(labels), by_label(numbers)
+    changed = [label for label in sorted(then.keys() & now.keys()) if not then[label] & now[label]]
     moved = [name for name, label in labels.items() if numbers.get(name, label) != label]
-    if moved and not (then and now):
+    if changed:
+        label = changed[0]
+        one, other = min(then[label]), min(now[label])
+        text = f"label {label} was {one!r} when the checkpoint was made and is {other!r} now"
+    if moved and not changed:
         name = moved[0]
         raise ShardError(
             f"class {name!r} had the label {labels[name]} when the checkpoint was made and has "
             f"{numbers[name]} now. {_RESTORE}"
         )
-    changed = [label for label, (old, new) in enumerate(zip(then, now, strict=False)) if old != new]
-    if not changed:
-        return
-    label = changed[0]
-    text = f"label {label} was {then[label]!r} when the checkpoint was made and is {now[label]!r} now"
-    if {*then} & {now[label] for label in changed}:
+    if moved:
         raise ShardError(
             f"{text}: {len(changed)} of {len(now)} labels mean other classes than those that the network has "
             f"learnt. {_RESTORE}"
         )
-    warn(
-        f"{text}: right if the class was renamed, wrong if it is another one, which the network has not "
-        "learnt"
-    )
+    if changed:
+        warn(
+            f"{text}: right if the class was renamed, wrong if it is another one, which the network has not "
+            "learnt"
+        )
+
+
+def by_label(numbers: Mapping[str, int]) -> dict[int, set[str]]:
+    """Return the names of each label."""
+    found = dict[int, set[str]]()
+    for name, label in numbers.items():
+        found.setdefault(label, set()).add(name)
+    return found
 
 
 def read_labels(source: Source, ids: Int64, target: Target) -> Tensor:

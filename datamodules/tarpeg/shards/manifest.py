@@ -257,7 +257,7 @@ def _decoded(content: dict[str, Any], path: Path) -> Manifest:
     return replace(manifest, classes=manifest.classes or _classes_of_folder(manifest.source))
 
 
-def names_in_order(numbers: object) -> list[str] | None:
+def _names_in_order(numbers: object) -> list[str] | None:
     """Return the names of a mapping from names to 0, 1, ... in that order; None for anything else."""
     if not isinstance(numbers, dict) or list(numbers.values()) != list(range(len(numbers))):
         return None
@@ -267,7 +267,7 @@ def names_in_order(numbers: object) -> list[str] | None:
 def _classes_of_folder(source: list[Any]) -> list[str] | None:
     """Return the classes of a folder by its description; None for other sources."""
     (first, *_) = [*source, None]
-    return names_in_order(first.get("classes")) if isinstance(first, dict) else None
+    return _names_in_order(first.get("classes")) if isinstance(first, dict) else None
 
 
 def _damaged(path: Path, what: str) -> CacheError:

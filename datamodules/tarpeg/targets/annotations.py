@@ -7,6 +7,7 @@ import json
 import math
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ _MOST_KEPT = 1 << 22  # bytes of members whose documents are kept for the next t
 _last = threading.local()  # texts and documents of the last batch
 _MOST_LABEL = (1 << 63) - 1
 _MOST_CHECKED, _CHECKED_AT_ONCE = 1024, 64  # samples
+_ONE_TABLE = 'Give the targets a table: Boxes(label="category", labels={...})'
 _COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
 COCO = {
     category: number + 1 for number, category in enumerate(id for id in range(1, 91) if id not in _COCO_GAPS)
@@ -209,14 +211,15 @@ def _objects_at(source: Source, id: int, place: Place, document: Any) -> Any:
     return found
 
 
-def categories_of(targets: Targets, sources: Iterable[Source], count: int) -> dict[str, int] | None:
+def categories_of(targets: Targets, sources: Iterable[Source], count: int | None) -> dict[str, int] | None:
     """Return the labels of objects by their ``category``, as the first samples of each source have them.
 
     The ids of a COCO file may begin elsewhere and have gaps: then they are not the numbers of the names in
     ``classes.json``. Shards have their samples in a random order: some are read, until ``count`` names have
-    come. None if all labels are 1. Raises ShardError for a name that has two labels.
+    come. None if all labels are 1. Raises ShardError for two labels of a name, and two names of a label.
     """
-    found: dict[str, tuple[int, str]] = {}
+    found, of_label = dict[str, tuple[int, str]](), dict[int, tuple[set[str], str]]()
+    merged = shared_labels(targets)
     for source, target in itertools.product(sources, by_name(targets).values()):
         objects, label = getattr(target, "objects", None), getattr(target, "label", None)
         if is_flat(target) and tuple(target.fields) == ("mask",):  # masks of make_shards, by the same numbers
@@ -225,17 +228,29 @@ def categories_of(targets: Targets, sources: Iterable[Source], count: int) -> di
             continue
         if objects is None or label is None:
             return None
-        for name, (number, where) in _categories(source, Place.of(objects, ""), label, count).items():
+        table, own = _table_of_target(target), dict[int, tuple[set[str], str]]()
+        seen = _categories(source, Place.of(objects, ""), label, table, count)
+        for name, (number, where) in seen.items():
+            own.setdefault(number, (set(), where))[0].add(name)
             first, other = found.setdefault(name, (number, where))
             if first != number:
                 raise ShardError(
                     f"class {name!r} has the label {first} ({other}) and {number} ({where}): read together, "
-                    'one class would be two. Give the targets a table: Boxes(label="category", labels={...})'
+                    f"one class would be two. {_ONE_TABLE}"
+                )
+        for number, (names, where) in own.items():
+            known, other = of_label.setdefault(number, (names, where))
+            if not known & names and number not in merged:
+                raise ShardError(
+                    f"label {number} is {min(known)!r} ({other}) and {min(names)!r} ({where}): read "
+                    f"together, one label would mean two classes. {_ONE_TABLE}"
                 )
     return {name: number for name, (number, _) in found.items()}
 
 
-def _categories(source: Source, place: Place, label: str, count: int) -> dict[str, tuple[int, str]]:
+def _categories(
+    source: Source, place: Place, label: str, table: Mapping[Any, int] | None, count: int | None
+) -> dict[str, tuple[int, str]]:
     """Return labels by name, each with a sample that has it."""
     found: dict[str, tuple[int, str]] = {}
     for begin in range(0, min(len(source), _MOST_CHECKED), _CHECKED_AT_ONCE):
@@ -247,13 +262,28 @@ def _categories(source: Source, place: Place, label: str, count: int) -> dict[st
             objects = _objects_at(source, id, place, document)
             for each in () if isinstance(objects, ShardError) else objects:
                 has_objects = True
-                name, number = each.get("category"), each.get(label)
-                if isinstance(name, str) and name not in found and type(number) is int:
+                name, value = each.get("category"), each.get(label)
+                if not isinstance(name, str) or name in found or type(value) not in (int, str):
+                    continue
+                number = value if table is None else table.get(value)
+                if type(number) is int:
                     found[name] = number, where_of(source, id)
         is_without = not found and (has_objects or not any(texts))  # names
-        if is_without or len(found) >= count:
+        if is_without or len(found) == count:
             break
     return found
+
+
+def _table_of_target(target: Any) -> Mapping[Any, int] | None:
+    labels = getattr(target, "labels", None)
+    return labels if isinstance(labels, Mapping) else table_of(labels)  # those of masks may have colours
+
+
+def shared_labels(targets: Targets) -> set[int]:
+    """Return the labels that the tables of these targets give to several values, which are one class then."""
+    tables = [_table_of_target(target) or {} for target in by_name(targets).values() if is_flat(target)]
+    counts = [Counter(table.values()) for table in tables]
+    return {label for each in counts for label, count in each.items() if count > 1}
 
 
 def slices_of(counts: Iterable[int]) -> list[slice]:
