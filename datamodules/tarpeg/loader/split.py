@@ -30,13 +30,14 @@ from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
 from ..shards.table_labels import form_of_table, streamed_table_labels, table_labels
 from ..shards.tables import is_frame, read_table
-from ..targets.annotations import (
+from ..targets.classes import (
     categories_of,
     class_names as class_names_of,
     class_numbers as class_numbers_of,
+    class_tables,
     shared_labels,
 )
-from ..targets.protocols import check_targets, class_tables, has_flat, type_names
+from ..targets.protocols import check_targets, has_flat, type_names
 from ..targets.reduced import in_pixels, refuse_reduced
 from ..targets.steps import have_rectangles, least_boxes
 from ..transforms.pipeline import Pipeline, Uncropped, pipeline_of

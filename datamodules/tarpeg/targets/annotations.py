@@ -7,8 +7,7 @@ import json
 import math
 import re
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +17,9 @@ import numpy.typing as npt
 from ..errors import ShardError
 from ..ops.scanned import Scanned
 from ..sampling.rng import Float64, Int64
-from ..shards.classes import BACKGROUND
 from ..shards.joined import own_numbers
-from ..shards.label import names_of
 from ..shards.labels import document_of, field_of
 from ..shards.source import Source, plain, where_of
-from .protocols import Targets, by_name, is_flat
 
 MOST_BYTES = 1 << 24
 """Bytes of a JSON member, beyond which it is not parsed."""
@@ -34,8 +30,6 @@ FAR = 1e7
 _MOST_KEPT = 1 << 22  # bytes of members whose documents are kept for the next target
 _last = threading.local()  # texts and documents of the last batch
 _MOST_LABEL = (1 << 63) - 1
-_MOST_CHECKED, _CHECKED_AT_ONCE = 1024, 64  # samples
-_ONE_TABLE = 'Give the targets a table: Boxes(label="category", labels={...})'
 _COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
 COCO = {
     category: number + 1 for number, category in enumerate(id for id in range(1, 91) if id not in _COCO_GAPS)
@@ -124,9 +118,9 @@ def read_objects(
     scanned = None if scan is None else _scanned(texts, own, place, image_id, scan)
     if scanned is not None:
         return scanned
-    documents = _documents_of(source, numbers, place.extension, texts)
+    documents = documents_of(source, numbers, place.extension, texts)
     values = [
-        _objects_at(source, id, place, document) for id, document in zip(numbers, documents, strict=True)
+        objects_at(source, id, place, document) for id, document in zip(numbers, documents, strict=True)
     ]
     good = [row for row, each in enumerate(values) if not isinstance(each, ShardError)]
     try:
@@ -166,7 +160,7 @@ def _scanned(
     return None if scanned is None else scan.values(scanned)
 
 
-def _documents_of(source: Source, ids: list[int], extension: str, texts: list[bytes | None]) -> list[Any]:
+def documents_of(source: Source, ids: list[int], extension: str, texts: list[bytes | None]) -> list[Any]:
     """Return the documents of members, or ShardErrors; parsed once for several targets of the same samples.
 
     Parsing takes most of the time of targets. The documents may not be changed.
@@ -190,7 +184,7 @@ def _number_of(document: Any, name: str) -> int | None:
     return number if type(number) is int and -_MOST_LABEL <= number <= _MOST_LABEL else None
 
 
-def _objects_at(source: Source, id: int, place: Place, document: Any) -> Any:
+def objects_at(source: Source, id: int, place: Place, document: Any) -> Any:
     """Return the list of objects in a document, or a ShardError with shard, key and field."""
     if isinstance(document, ShardError):
         return document
@@ -209,81 +203,6 @@ def _objects_at(source: Source, id: int, place: Place, document: Any) -> Any:
             reason = f"item {number} of {where} is {as_json(each)}, not an object with fields"
             return place.error(source, id, reason)
     return found
-
-
-def categories_of(targets: Targets, sources: Iterable[Source], count: int | None) -> dict[str, int] | None:
-    """Return the labels of objects by their ``category``, as the first samples of each source have them.
-
-    The ids of a COCO file may begin elsewhere and have gaps: then they are not the numbers of the names in
-    ``classes.json``. Shards have their samples in a random order: some are read, until ``count`` names have
-    come. None if all labels are 1. Raises ShardError for two labels of a name, and two names of a label.
-    """
-    found, of_label = dict[str, tuple[int, str]](), dict[int, tuple[set[str], str]]()
-    merged = shared_labels(targets)
-    for source, target in itertools.product(sources, by_name(targets).values()):
-        objects, label = getattr(target, "objects", None), getattr(target, "label", None)
-        if is_flat(target) and tuple(target.fields) == ("mask",):  # masks of make_shards, by the same numbers
-            objects, label = "json:objects", "category_id"
-        elif not is_flat(target) or "labels" not in target.fields:
-            continue
-        if objects is None or label is None:
-            return None
-        table, own = _table_of_target(target), dict[int, tuple[set[str], str]]()
-        seen = _categories(source, Place.of(objects, ""), label, table, count)
-        for name, (number, where) in seen.items():
-            own.setdefault(number, (set(), where))[0].add(name)
-            first, other = found.setdefault(name, (number, where))
-            if first != number:
-                raise ShardError(
-                    f"class {name!r} has the label {first} ({other}) and {number} ({where}): read together, "
-                    f"one class would be two. {_ONE_TABLE}"
-                )
-        for number, (names, where) in own.items():
-            known, other = of_label.setdefault(number, (names, where))
-            if not known & names and number not in merged:
-                raise ShardError(
-                    f"label {number} is {min(known)!r} ({other}) and {min(names)!r} ({where}): read "
-                    f"together, one label would mean two classes. {_ONE_TABLE}"
-                )
-    return {name: number for name, (number, _) in found.items()}
-
-
-def _categories(
-    source: Source, place: Place, label: str, table: Mapping[Any, int] | None, count: int | None
-) -> dict[str, tuple[int, str]]:
-    """Return labels by name, each with a sample that has it."""
-    found: dict[str, tuple[int, str]] = {}
-    for begin in range(0, min(len(source), _MOST_CHECKED), _CHECKED_AT_ONCE):
-        ids = list(range(begin, min(begin + _CHECKED_AT_ONCE, len(source))))
-        texts = source.members(np.array(ids), place.extension)
-        documents = _documents_of(source, ids, place.extension, texts)
-        has_objects = False
-        for id, document in zip(ids, documents, strict=True):
-            objects = _objects_at(source, id, place, document)
-            for each in () if isinstance(objects, ShardError) else objects:
-                has_objects = True
-                name, value = each.get("category"), each.get(label)
-                if not isinstance(name, str) or name in found or type(value) not in (int, str):
-                    continue
-                number = value if table is None else table.get(value)
-                if type(number) is int:
-                    found[name] = number, where_of(source, id)
-        is_without = not found and (has_objects or not any(texts))  # names
-        if is_without or len(found) == count:
-            break
-    return found
-
-
-def _table_of_target(target: Any) -> Mapping[Any, int] | None:
-    labels = getattr(target, "labels", None)
-    return labels if isinstance(labels, Mapping) else table_of(labels)  # those of masks may have colours
-
-
-def shared_labels(targets: Targets) -> set[int]:
-    """Return the labels that the tables of these targets give to several values, which are one class then."""
-    tables = [_table_of_target(target) or {} for target in by_name(targets).values() if is_flat(target)]
-    counts = [Counter(table.values()) for table in tables]
-    return {label for each in counts for label, count in each.items() if count > 1}
 
 
 def slices_of(counts: Iterable[int]) -> list[slice]:
@@ -388,28 +307,6 @@ def table_of(labels: Any) -> dict[Any, int] | None:
         f"labels={labels!r} must be a dict from the values in the field to labels, integers of at least 0; a "
         'list of the values, which get the labels 1, 2, ...; "coco"; or None: the values are the labels'
     )
-
-
-def class_names(tables: Sequence[Any]) -> list[str] | None:
-    """Return names by label of tables ``labels=`` that agree, with the background; None if some have none."""
-    found = []
-    for labels in tables:
-        if isinstance(labels, str) or not all(isinstance(value, str) for value in labels):
-            return None  # numbers or colours
-        table = table_of(labels) or {}
-        found.append(names_of(table if 0 in table.values() else {BACKGROUND: 0, **table}))
-    return found[0] if all(names == found[0] for names in found) else None
-
-
-def class_numbers(tables: Sequence[Any]) -> Mapping[str, int]:
-    """Return labels by name of tables ``labels=`` that are equal; {} without names, and for others.
-
-    Tables of colours, which masks beside boxes may have, do not count.
-    """
-    named = [labels for labels in tables if not any(isinstance(value, tuple) for value in labels)]
-    found = [{} if isinstance(labels, str) else table_of(labels) or {} for labels in named]
-    are_names = all(isinstance(name, str) for table in found for name in table)
-    return found[0] if found and are_names and all(table == found[0] for table in found) else {}
 
 
 def _is_label(label: Any) -> bool:

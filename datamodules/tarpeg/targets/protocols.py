@@ -238,17 +238,6 @@ def type_names(targets: Any) -> str:
     return targets.__name__ if isinstance(targets, type) else type(targets).__name__
 
 
-def class_tables(targets: Targets) -> list[Any] | None:
-    """Return the tables ``labels=`` of the targets with classes; None if no target has classes.
-
-    An empty list if all of them are as in the files, as are those of a target of the user's own.
-    """
-    each = by_name(targets).values()
-    own = [getattr(one, "labels", None) for one in each if is_flat(one) and hasattr(one, "labels")]
-    found = own + [None] * sum(not is_flat(one) for one in each)
-    return [table for table in found if table is not None] if found else None
-
-
 def by_name(targets: Targets) -> dict[str, Target]:
     """Return targets by name: "" for a single one, numbers for those of a list."""
     if isinstance(targets, Mapping):
