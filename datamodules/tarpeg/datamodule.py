@@ -215,7 +215,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._has_separate_shards = allow_overlap
         self._has_common_classes = False
         self._names: list[str] = []  # of the classes, of the split that has most
-        self._numbers: dict[str, int] = {}  # of all names
+        self._numbers: dict[str, dict[str, int]] = {}  # of all names, by kind: of labels, and of masks
         self._stored: list[str] = []  # of the classes of the last checkpoint
         self._samples: dict[str, tuple[Split, Source]] = {}
         # Those that are still in use, and their Trainers: a loader that is not any more ends its workers.
@@ -424,10 +424,13 @@ class ShardDataModule(lightning.LightningDataModule):
         For Lightning's checkpoints. ``tarpeg.preprocessing`` reads the last of these.
         """
         name = self._first_of("val")
-        has_gaps = bool(self._numbers) and not self._names  # in the labels
+        first, *others = self._numbers.items() or [("", {})]
+        has_gaps = bool(first[1]) and not self._names  # in the labels
         state: dict[str, Any] = {"classes": [] if has_gaps else self._names or self._stored}
         if has_gaps:
-            state["labels"] = self._numbers
+            state["labels"] = first[1]
+        if others:
+            state["other_labels"] = dict(others)
         pending = self._place if self.trainer is None or self._has_ended else self._resume
         if pending is not None:  # loaded, and no loader was made since
             state["train"] = dict(pending)
@@ -444,8 +447,10 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         # Lightning saves and restores the loader's own state too, but loses it if
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
-        (self._stored, labels), state = checked_classes(state_dict), state_dict.get("train")
-        check_classes(labels, self._numbers)
+        (self._stored, labels, others), state = checked_classes(state_dict), state_dict.get("train")
+        check_classes(labels, next(iter(self._numbers.values()), {}))
+        for kind, numbers in others.items():
+            check_classes(numbers, self._numbers.get(kind, {}))
         self._check_preprocessing(state_dict.get("preprocessing"))
         self._forget_ended()
         if self.trainer is None:

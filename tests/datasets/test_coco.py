@@ -153,7 +153,7 @@ def test_names_are_looked_for_behind_samples_without_objects(tmp_path):
     rewrite(tmp_path, document)
     pack(tmp_path)
     split = tarpeg.Split(tmp_path / "out", tarpeg.Whole(32), targets=tarpeg.Boxes("json:objects"))
-    assert split.classes() is None and split.class_numbers() == {"car": 3, "cat": 17, "brush": 90}
+    assert split.classes() is None and split.class_numbers() == {"labels": {"car": 3, "cat": 17, "brush": 90}}
 
 
 def test_names_of_masks_are_those_of_the_objects_beside(tmp_path):
@@ -285,6 +285,43 @@ def test_exports_that_number_the_same_names_otherwise_are_an_error_with_tables_o
             second.load_state_dict(first.state_dict())
 
 
+@pytest.mark.parametrize("form", ["splits", "two folders", "mixture", "checkpoint", "masks alone"])
+def test_masks_of_exports_that_number_the_same_names_otherwise_are_an_error_beside_boxes_by_name(
+    tmp_path, form
+):
+    boxes = tarpeg.Boxes("json:objects", label="category", labels=TABLE)
+
+    def split(*shards, labels=None):
+        masks = tarpeg.Masks("png", labels=labels)
+        targets = masks if form == "masks alone" else [masks, boxes]
+        return tarpeg.Split([*itertools.chain(*shards)], tarpeg.Whole(32), target=None, targets=targets)
+
+    one, two = numbered(tmp_path / "one", (1, 2, 3)), numbered(tmp_path / "two", (2, 3, 1), prefix="two")
+    text = r"number of masks \d .*Masks have the numbers of their files: pack all with the same classes"
+    if form == "checkpoint":
+        text = r"label 1 was 'car' when the checkpoint was made and is 'brush' now"
+    made = [tarpeg.ShardDataModule(val=split(each), workers=0) for each in (one, two)]
+    with pytest.raises(ShardError, match=text):
+        if form in ("splits", "masks alone"):
+            tarpeg.ShardDataModule(split(one), split(two)).setup()
+        elif form == "two folders":
+            tarpeg.ShardDataModule(split(one, two), split(one), allow_overlap=True).setup()
+        elif form == "mixture":
+            mixture = tarpeg.Mixture({"a": split(one), "b": split(two)}, repeat={"a": 1, "b": 1})
+            tarpeg.MixtureLoader(mixture, batch_size=4, workers=0)
+        else:
+            for each in made:
+                each.setup("validate")
+            made[1].load_state_dict(made[0].state_dict())
+    other = split(two, labels={0: 0, 2: 1, 3: 2, 1: 3})
+    tarpeg.ShardDataModule(split(one), other).setup()
+    assert split(one).classes() == list(TABLE)
+    assert form == "masks alone" or made[1].classes is None  # the boxes have other labels
+    (tmp_path / "two" / "out" / "classes.json").unlink()  # as masks of the user's own beside objects
+    if form == "splits":
+        tarpeg.ShardDataModule(split(one), split(two)).setup()
+
+
 def test_a_table_may_make_one_class_of_several(tmp_path):
     targets = tarpeg.Boxes("json:objects", labels={1: 1, 2: 1, 3: 2})
     splits = []
@@ -297,10 +334,13 @@ def test_a_table_may_make_one_class_of_several(tmp_path):
         splits.append(tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=targets))
     data = tarpeg.ShardDataModule(*splits, workers=0)
     data.setup()
-    assert [split.class_numbers() for split in splits] == [{"car": 1, "brush": 2}, {"cat": 1, "brush": 2}]
+    assert [split.class_numbers()["labels"] for split in splits] == [
+        {"car": 1, "brush": 2},
+        {"cat": 1, "brush": 2},
+    ]
     assert data.classes is None
     joined = tarpeg.Split([*splits[0].shards, *splits[1].shards], tarpeg.Whole(32), targets=targets)
-    assert joined.class_numbers() == {"car": 1, "cat": 1, "brush": 2}
+    assert joined.class_numbers() == {"labels": {"car": 1, "cat": 1, "brush": 2}}
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -24,6 +24,7 @@ from ..shards.label import Labels
 from ..shards.labels import Target, by_label, read_labels
 from ..shards.source import Source, where_of
 from ..targets.annotations import table_of
+from ..targets.classes import ONE_NUMBERING, labels_first
 from ..targets.instance_map import InstanceMap
 from ..targets.instances import InstanceMasks
 from ..targets.maps import FloatMap
@@ -333,9 +334,7 @@ def open_split(split: Split, *, is_first: bool = True, needs_labels: bool = True
         source = split.open(is_first=is_first)
         if needs_labels:
             split.check_labels(source)
-            if split.has_stored_classes or split.targets is not None:
-                # Raises if its folders have two names for a label, or two labels for a name.
-                split.class_numbers()
+            split.class_numbers()  # raises if a label of its folders has two names, or a name two labels
     return source
 
 
@@ -384,41 +383,52 @@ def check_overlap(splits: Mapping[str, Split]) -> bool:
     return len(places) == len(splits)
 
 
-def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], dict[str, int], bool]:
+def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], dict[str, dict[str, int]], bool]:
     """Return the names of the classes by label, the labels by name, and whether all splits were compared.
 
     Returns:
-        As ``names_of_all``; the labels of all names, which may have gaps; False if a split cannot be opened.
+        As ``names_of_all``; the labels of all names, which may have gaps, as ``Split.class_numbers``; False
+        if a split cannot be opened.
 
     Raises:
         ShardError: If a label has two names, or a class two labels, because the shards of the splits were
             packed one by one.
     """
-    numbers = dict[str, Mapping[str, int]]()
+    numbers = dict[str, Mapping[str, Mapping[str, int]]]()
     for name, split in splits.items():
         with suppress(ShardError):  # opening it raises
             numbers[name] = split.class_numbers()
-    _warn_of_other_tables(splits, numbers)
+    known = {name: "labels" in each for name, each in numbers.items()}
+    _warn_of_other_tables(splits, known)
+    kinds = {kind for each in numbers.values() for kind in each}
+    labels = {kind: _common_labels(splits, numbers, kind) for kind in sorted(kinds, key=labels_first)}
+    return names_of_all([splits[name] for name in numbers]), labels, len(numbers) == len(splits)
+
+
+def _common_labels(
+    splits: Mapping[str, Split], numbers: Mapping[str, Mapping[str, Mapping[str, int]]], kind: str
+) -> dict[str, int]:
+    """Return the labels by name of a kind of classes of all splits. Raises ShardError as common_classes."""
     of_label, of_class = dict[int, tuple[str, set[str]]](), dict[str, tuple[str, int]]()
-    for name, table in numbers.items():
+    what = "label" if kind.endswith("labels") else "number of masks"
+    for name, table in ((name, each[kind]) for name, each in numbers.items() if kind in each):
         for label, classes in by_label(table).items():
             first, known = of_label.setdefault(label, (name, classes))
-            merged = splits[first].merged_labels | splits[name].merged_labels
+            merged = splits[first].merged_labels(kind) | splits[name].merged_labels(kind)
             if not known & classes and label not in merged:
                 one, two = min(known), min(classes)
                 raise ShardError(
-                    f"label {label} is {one!r} in {first} and {two!r} in {name}, which would be one class "
-                    f"for the network. {_remedy(splits, first, name)}"
+                    f"{what} {label} is {one!r} in {first} and {two!r} in {name}, which would be one class "
+                    f"for the network. {_remedy(splits, kind, first, name)}"
                 )
         for each, label in table.items():
             first, other = of_class.setdefault(each, (name, label))
             if other != label:
                 raise ShardError(
-                    f"class {each!r} has the label {other} in {first} and {label} in {name}, which would be "
-                    f"two for the network. {_remedy(splits, first, name)}"
+                    f"class {each!r} has the {what} {other} in {first} and {label} in {name}, which would be "
+                    f"two for the network. {_remedy(splits, kind, first, name)}"
                 )
-    labels = {name: label for name, (_, label) in of_class.items()}
-    return names_of_all([splits[name] for name in numbers]), labels, len(numbers) == len(splits)
+    return {name: label for name, (_, label) in of_class.items()}
 
 
 def names_of_all(splits: Iterable[Split]) -> list[str]:
@@ -428,10 +438,11 @@ def names_of_all(splits: Iterable[Split]) -> list[str]:
     """
     named = [(split.classes() or [], split.class_numbers()) for split in splits]
     names = max((names for names, _ in named), key=len, default=[])
-    return names if all(label < len(names) for _, table in named for label in table.values()) else []
+    labels = [label for _, kinds in named for table in kinds.values() for label in table.values()]
+    return names if all(label < len(names) for label in labels) else []
 
 
-def _warn_of_other_tables(splits: Mapping[str, Split], numbers: Mapping[str, Mapping[str, int]]) -> None:
+def _warn_of_other_tables(splits: Mapping[str, Split], known: Mapping[str, bool]) -> None:
     """Warn of splits whose targets make other labels of the same objects, and have no names to compare."""
     seen = dict[str, tuple[str, Any, str | None]]()
     for name, split in splits.items():
@@ -442,7 +453,7 @@ def _warn_of_other_tables(splits: Mapping[str, Split], numbers: Mapping[str, Map
             labels: Any = getattr(target, "labels", None)
             first, other, field = seen.setdefault(objects, (name, labels, label))
             is_same = field == label and table_of(other) == table_of(labels)
-            if not is_same and not (numbers.get(first) and numbers.get(name)):
+            if not is_same and not (known.get(first) and known.get(name)):
                 warn(
                     f"{first} has label={field!r} and labels={shown(other)} of {objects!r}, {name} has "
                     f"label={label!r} and labels={shown(labels)}: a label may mean two classes. Give both "
@@ -450,8 +461,10 @@ def _warn_of_other_tables(splits: Mapping[str, Split], numbers: Mapping[str, Map
                 )
 
 
-def _remedy(splits: Mapping[str, Split], *names: str) -> str:
+def _remedy(splits: Mapping[str, Split], kind: str, *names: str) -> str:
     """Return how these splits get one table of classes."""
+    if kind.endswith("mask"):
+        return ONE_NUMBERING
     if any(splits[name].labels is not None for name in names):
         return "Give the Label of all splits the same classes=[...]."
     if any(splits[name].targets is not None for name in names):

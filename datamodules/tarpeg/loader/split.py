@@ -31,11 +31,12 @@ from ..shards.stream import Streaming, expand_urls
 from ..shards.table_labels import form_of_table, streamed_table_labels, table_labels
 from ..shards.tables import is_frame, read_table
 from ..targets.classes import (
-    categories_of,
+    Classes,
+    agree,
     class_names as class_names_of,
-    class_numbers as class_numbers_of,
     class_tables,
-    shared_labels,
+    classes_by_kind,
+    numbered,
 )
 from ..targets.protocols import check_targets, has_flat, type_names
 from ..targets.reduced import in_pixels, refuse_reduced
@@ -285,70 +286,73 @@ class Split:
             return self._label.names or self._form_of_table.classes
         if isinstance(self.target, Label):
             return self.target.names
-        if self._class_tables:
-            return class_names_of(self._class_tables)
-        return self._stored_classes[0] if self.has_stored_classes else None
+        if self.targets is not None:
+            return self._classes_of_targets
+        return classes_of(self.shards) if self.target == "cls" and not self.streaming else None
 
     @cached_property
-    def _stored_classes(self) -> tuple[list[str] | None, dict[str, int]]:
-        """Names stored beside the shards; None, and the labels by name, if the objects have other labels."""
-        names = classes_of(self.shards)
-        if not names or self.targets is None or is_source(self.shards):
-            return names, {}
-        found = self._seen(len(names) - 1)
-        if found is None:
-            return (names if len(names) <= 2 else None), {}
-        is_same = all(label in range(len(names)) and names[label] == name for name, label in found.items())
-        return (names, {}) if is_same else (None, found)
+    def _classes_of_targets(self) -> list[str] | None:
+        assert self.targets is not None
+        tables = class_tables(self.targets)
+        if tables:
+            names = class_names_of(tables)
+            return names if names and all(agree(names, each.seen) for each in self._kinds.values()) else None
+        if tables is None or self.streaming:
+            return None
+        found = [each.names for each in self._kinds.values()] or [classes_of(self.shards)]
+        return found[0] if all(found) else None
 
     @cached_property
-    def _numbers_of_tables(self) -> Mapping[str, int]:
-        """Labels by name if the targets have tables: those of names, or as the objects have them."""
-        tables = self._class_tables or []
-        named = class_numbers_of(tables)
-        if named or not tables or self.streaming or is_source(self.shards):
-            return named
-        return self._seen(None) or {}
+    def _kinds(self) -> dict[str, Classes]:
+        """The classes of ``targets``."""
+        if self.targets is None:
+            return {}
+        if self.streaming:
+            return classes_by_kind(self.targets, None, None)
+        stored: list[str] | None = []
+        try:
+            stored = classes_of(self.shards)
+        except ShardError:  # two folders have other names, which tables can give the same labels
+            if not class_tables(self.targets):
+                raise
+        return classes_by_kind(
+            self.targets, stored, None if is_source(self.shards) else lambda: self._first_sources
+        )
 
-    def _seen(self, count: int | None) -> dict[str, int] | None:
-        """Return the labels of the first objects by name; None if all are 1."""
-        assert self.targets is not None and not is_source(self.shards)
+    @cached_property
+    def _first_sources(self) -> list[Source]:
+        """Some shards of each group that was packed at once."""
+        assert not is_source(self.shards)
         several = self.image is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # opened again, they warn
-            sources = [
+            return [
                 open_source(part[:_MOST_SHARDS], None, is_first=False, several=several)
                 for part in by_prefix(expand(self.shards, is_split=True))
             ]
-        return categories_of(self.targets, sources, count)
 
-    @property
-    def merged_labels(self) -> set[int]:
-        """Labels that ``targets`` give to several values: objects with other names may have them."""
-        return set() if self.targets is None else shared_labels(self.targets)
+    def class_numbers(self) -> dict[str, Mapping[str, int]]:
+        """Return the label of each class by its name, also if not every label has one.
 
-    @property
-    def has_stored_classes(self) -> bool:
-        """Whether the names of the classes are those stored beside the shards, or of the source, if any."""
-        has_others = isinstance(self.target, Label) or (self.labels is not None and self.target is not None)
-        has_names = self.target == "cls" if self.targets is None else self._class_tables == []
-        return has_names and not has_others and not self.streaming
+        Those of ``labels``, and apart from these those of targets with other classes, such as masks beside
+        boxes: "mask". Only what is known. Raises as ``classes``.
+        """
+        if self.labels is not None and self.target is not None:
+            numbers = self._label.numbers or self._form_of_table.numbers
+            found = {"labels": numbered(self.classes()) or numbers}
+        elif isinstance(self.target, Label):
+            found = {"labels": numbered(self.target.names) or self.target.numbers}
+        elif self.targets is None:
+            found = {"labels": numbered(self.classes())}
+        else:
+            found = {kind: classes.numbers for kind, classes in self._kinds.items()}
+            if not found:
+                found = {"labels": numbered(self.classes())}
+        return {kind: numbers for kind, numbers in found.items() if numbers}
 
-    @cached_property
-    def _class_tables(self) -> list[Any] | None:
-        return None if self.targets is None else class_tables(self.targets)
-
-    def class_numbers(self) -> Mapping[str, int]:
-        """Return the label of each class by its name, also if not every label has one; {} if unknown."""
-        if names := self.classes():
-            return {name: number for number, name in enumerate(names)}
-        if self.labels is not None and self.target is not None and not self._label.numbers:
-            return self._form_of_table.numbers
-        if isinstance(self.target, Label):
-            return self.target.numbers
-        if self.has_stored_classes:
-            return self._stored_classes[1]
-        return self._numbers_of_tables
+    def merged_labels(self, kind: str) -> set[int]:
+        """Return the labels that ``targets`` give to several values: objects with other names have them."""
+        return self._kinds[kind].merged if kind in self._kinds else set()
 
     @property
     def _label(self) -> Label:

@@ -82,8 +82,8 @@ def checked_position(state: Mapping[str, Any]) -> tuple[int, int]:
     return epoch, batches
 
 
-def checked_classes(state: Any) -> tuple[list[str], dict[str, int]]:
-    """Return the names of the classes in the state of a data module, and labels by name.
+def checked_classes(state: Any) -> tuple[list[str], dict[str, int], dict[str, dict[str, int]]]:
+    """Return the names of the classes in the state of a data module, labels by name, and those of masks.
 
     Raises ResumeError if they are none.
     """
@@ -95,13 +95,19 @@ def checked_classes(state: Any) -> tuple[list[str], dict[str, int]]:
             f"classes={shown(names)} of the data module's state must be a list of names. {REMEDY}"
         )
     labels = state.get("labels") or {name: label for label, name in enumerate(names)}
-    if not isinstance(labels, dict) or not all(
-        isinstance(name, str) and type(label) is int for name, label in labels.items()
-    ):
-        raise ResumeError(
-            f"labels={shown(labels)} of the data module's state must be integers by name. {REMEDY}"
-        )
-    return names, labels
+    others = state.get("other_labels") or {}
+    for name, each in (("labels", labels), *(("other_labels", each) for each in _values(others))):
+        if not isinstance(each, dict) or not all(
+            isinstance(key, str) and type(label) is int for key, label in each.items()
+        ):
+            raise ResumeError(
+                f"{name}={shown(each)} of the data module's state must be integers by name. {REMEDY}"
+            )
+    return names, labels, others
+
+
+def _values(given: Any) -> list[Any]:
+    return [*given.values()] if isinstance(given, dict) else [given]
 
 
 def check_data(state: Mapping[str, int | str], data: str) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +16,10 @@ from .annotations import Place, documents_of, objects_at, table_of
 from .protocols import Targets, by_name, is_flat
 
 _ONE_TABLE = 'Give the targets a table: Boxes(label="category", labels={...})'
+ONE_NUMBERING = (
+    "Masks have the numbers of their files: pack all with the same classes, or give the Masks of each split "
+    "or source a table, labels={NUMBER: CLASS}"
+)
 _MOST_CHECKED, _CHECKED_AT_ONCE = 1024, 64  # samples
 
 
@@ -42,50 +45,122 @@ def class_names(tables: Sequence[Any]) -> list[str] | None:
     return found[0] if all(names == found[0] for names in found) else None
 
 
-def class_numbers(tables: Sequence[Any]) -> Mapping[str, int]:
-    """Return labels by name of tables ``labels=`` that are equal; {} without names, and for others.
+class Classes(NamedTuple):
+    """What is known of the classes of a target.
 
-    Tables of colours, which masks beside boxes may have, do not count.
+    Args:
+        names: By label; None if a label has no name, or two.
+        numbers: Labels by name.
+        seen: Labels by name as the first objects have them; {} for a table of names.
+        merged: Labels that the table gives to several values, which are one class then.
     """
-    named = [labels for labels in tables if not any(isinstance(value, tuple) for value in labels)]
-    found = [{} if isinstance(labels, str) else table_of(labels) or {} for labels in named]
-    are_names = all(isinstance(name, str) for table in found for name in table)
-    return found[0] if found and are_names and all(table == found[0] for table in found) else {}
+
+    names: list[str] | None
+    numbers: Mapping[str, int]
+    seen: Mapping[str, int]
+    merged: set[int]
 
 
-def categories_of(targets: Targets, sources: Iterable[Source], count: int | None) -> dict[str, int] | None:
+def classes_by_kind(
+    targets: Targets, stored: list[str] | None, sources: Callable[[], Sequence[Source]] | None
+) -> dict[str, Classes]:
+    """Return what is known of the classes of the targets of tarpeg, by what they make.
+
+    That is "labels" of objects, or a "mask"; if several targets make the same, with their name in the dict,
+    "NAME labels". Labels come first. Raises ShardError as ``_seen_of``.
+
+    Args:
+        targets: Of a split.
+        stored: Names beside the shards by label; None if there are none, [] if two folders have others.
+        sources: Returns some shards of each group that was packed at once; None: they cannot be read.
+    """
+    kinds = [(name, _kind_of(target), target) for name, target in by_name(targets).items()]
+    counts = Counter(kind for _, kind, _ in kinds)
+    found = dict[str, Classes]()
+    for name, kind, target in kinds:
+        if kind is not None:
+            key = f"{name} {kind}" if counts[kind] > 1 else kind
+            found[key] = _classes(target, kind, stored, sources)
+    return {key: found[key] for key in sorted(found, key=labels_first)}
+
+
+def labels_first(kind: str) -> tuple[bool, str]:
+    """Return the key by which kinds of classes are sorted."""
+    return kind.endswith("mask"), kind
+
+
+def _classes(
+    target: Any, kind: str, stored: list[str] | None, sources: Callable[[], Sequence[Source]] | None
+) -> Classes:
+    merged, has_table = _merged_labels(target), getattr(target, "labels", None) is not None
+    if table := _named_table(target):
+        return Classes(names_of(table), table, {}, merged)
+    names = None if has_table else stored or None
+    if sources is None:
+        return Classes(names, numbered(names), {}, merged)
+    if kind == "mask" and stored is None:  # of the user's own, with numbers of their own
+        return Classes(None, {}, {}, merged)
+    seen = _seen_of(target, kind, sources(), len(stored) - 1 if stored else None)
+    if names and not (len(names) <= 2 if seen is None else agree(names, seen)):
+        names = None
+    return Classes(names, numbered(names) or seen or {}, seen or {}, merged)
+
+
+def numbered(names: Sequence[str] | None) -> dict[str, int]:
+    """Return the label of each name of a list; {} without one."""
+    return {name: label for label, name in enumerate(names or ())}
+
+
+def _kind_of(target: Any) -> str | None:
+    if not is_flat(target):
+        return None
+    return "labels" if "labels" in target.fields else "mask" if tuple(target.fields) == ("mask",) else None
+
+
+def _named_table(target: Any) -> Mapping[str, int] | None:
+    """Return the labels by name of ``labels=`` of a target, with the background; None without names."""
+    labels = getattr(target, "labels", None)
+    if labels is None or isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
+        return None
+    table = table_of(labels) or {}
+    whole = table if 0 in table.values() else {BACKGROUND: 0, **table}
+    return whole if names_of(whole) else table
+
+
+def _seen_of(target: Any, kind: str, sources: Sequence[Source], count: int | None) -> dict[str, int] | None:
     """Return the labels of objects by their ``category``, as the first samples of each source have them.
 
     The ids of a COCO file may begin elsewhere and have gaps: then they are not the numbers of the names in
     ``classes.json``. Shards have their samples in a random order: some are read, until ``count`` names have
-    come. None if all labels are 1. Raises ShardError for two labels of a name, and two names of a label.
+    come. Masks have the numbers of the objects, as those of ``make_shards`` do. None if all labels are 1.
+    Raises ShardError for two labels of a name, and two names of a label.
     """
+    is_mask = kind == "mask"
+    objects, label = getattr(target, "objects", None), getattr(target, "label", None)
+    if is_mask:
+        objects, label = "json:objects", "category_id"
+    if objects is None or label is None:
+        return None
     found, of_label = dict[str, tuple[int, str]](), dict[int, tuple[set[str], str]]()
-    merged = shared_labels(targets)
-    for source, target in itertools.product(sources, by_name(targets).values()):
-        objects, label = getattr(target, "objects", None), getattr(target, "label", None)
-        if is_flat(target) and tuple(target.fields) == ("mask",):  # masks of make_shards, by the same numbers
-            objects, label = "json:objects", "category_id"
-        elif not is_flat(target) or "labels" not in target.fields:
-            continue
-        if objects is None or label is None:
-            return None
-        table, own = _table_of_target(target), dict[int, tuple[set[str], str]]()
+    table, merged = _table(target), _merged_labels(target)
+    what, remedy = ("number of masks", ONE_NUMBERING) if is_mask else ("label", _ONE_TABLE)
+    for source in sources:
+        own = dict[int, tuple[set[str], str]]()
         seen = _categories(source, Place.of(objects, ""), label, table, count)
         for name, (number, where) in seen.items():
             own.setdefault(number, (set(), where))[0].add(name)
             first, other = found.setdefault(name, (number, where))
             if first != number:
                 raise ShardError(
-                    f"class {name!r} has the label {first} ({other}) and {number} ({where}): read together, "
-                    f"one class would be two. {_ONE_TABLE}"
+                    f"class {name!r} has the {what} {first} ({other}) and {number} ({where}): read together, "
+                    f"one class would be two. {remedy}"
                 )
         for number, (names, where) in own.items():
             known, other = of_label.setdefault(number, (names, where))
             if not known & names and number not in merged:
                 raise ShardError(
-                    f"label {number} is {min(known)!r} ({other}) and {min(names)!r} ({where}): read "
-                    f"together, one label would mean two classes. {_ONE_TABLE}"
+                    f"{what} {number} is {min(known)!r} ({other}) and {min(names)!r} ({where}): read "
+                    f"together, one label would mean two classes. {remedy}"
                 )
     return {name: number for name, (number, _) in found.items()}
 
@@ -116,13 +191,17 @@ def _categories(
     return found
 
 
-def _table_of_target(target: Any) -> Mapping[Any, int] | None:
+def _table(target: Any) -> Mapping[Any, int] | None:
     labels = getattr(target, "labels", None)
     return labels if isinstance(labels, Mapping) else table_of(labels)  # those of masks may have colours
 
 
-def shared_labels(targets: Targets) -> set[int]:
-    """Return the labels that the tables of these targets give to several values, which are one class then."""
-    tables = [_table_of_target(target) or {} for target in by_name(targets).values() if is_flat(target)]
-    counts = [Counter(table.values()) for table in tables]
-    return {label for each in counts for label, count in each.items() if count > 1}
+def _merged_labels(target: Any) -> set[int]:
+    """Return the labels that the table of a target gives to several values, which are one class then."""
+    counts = Counter((_table(target) or {}).values())
+    return {label for label, count in counts.items() if count > 1}
+
+
+def agree(names: Sequence[str], numbers: Mapping[str, int]) -> bool:
+    """Whether classes have the labels that are their places in a list of names."""
+    return all(0 <= label < len(names) and names[label] == name for name, label in numbers.items())
