@@ -18,7 +18,7 @@ import pytest
 import torch
 from helpers.loaders import ALL, keys_of
 from helpers.scripts import run_file, run_two_ranks
-from helpers.small_tars import sample
+from helpers.small_tars import sample, write_tar
 from helpers.training import Net, fitted, module, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.tuner import Tuner
@@ -621,3 +621,55 @@ def test_a_batch_norm_with_one_sample_names_the_remedy(photos, tmp_path):
     with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
         fitted(tmp_path, data, net)
     assert any("drop_last=True" in note for note in getattr(caught.value, "__notes__", ["drop_last=True"]))
+
+
+def test_a_later_fit_reads_what_is_there_then(tmp_path):
+    def shard(number):
+        write_tar(
+            tmp_path / f"train-{number}.tar", [each for i in range(4) for each in sample(4 * number + i)]
+        )
+
+    def table(offset):
+        rows = [f"k{number:04d},{number + offset}\n" for number in range(12)]
+        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+
+    shard(0)
+    table(0)
+    given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
+    split = Split(f"{tmp_path}/train-*.tar", CenterCrop(16), **given)
+    data = ShardDataModule(split, batch_size=4, workers=0, keys=True)
+    net = Net()
+    net.net = torch.nn.Linear(3, 99)
+
+    def labels():
+        net.seen["train"].clear()
+        trainer(tmp_path, max_epochs=1).fit(net, data)
+        return sorted(int(label) for batch in net.seen["train"] for label in batch.label)
+
+    assert labels() == [0, 1, 2, 3]
+    shard(1)
+    table(20)
+    assert labels() == [*range(20, 28)]
+    data.teardown()
+    table(40)
+    assert sorted(int(label) for batch in data.train_dataloader() for label in batch.label) == [
+        *range(40, 48)
+    ]
+
+
+def test_a_split_that_is_replaced_is_opened(tmp_path):
+    for number in range(2):
+        members = [each for i in range(4) for each in sample(4 * number + i)]
+        write_tar(tmp_path / f"{number}.tar", members)
+    data = ShardDataModule(Split(f"{tmp_path}/0.tar", CenterCrop(16)), batch_size=4, workers=0, keys=True)
+    net = Net()
+    trainer(tmp_path, max_epochs=1).fit(net, data)
+    data.splits["train"] = Split(f"{tmp_path}/1.tar", CenterCrop(24))
+    trainer(tmp_path, max_epochs=1).fit(net, data)
+    assert [{*batch.key} for batch in net.seen["train"]] == [
+        {f"k{number:04d}" for number in numbers} for numbers in (range(4), range(4, 8))
+    ]
+    assert net.seen["train"][1].image.shape[-2:] == (24, 24)
+    data.splits["train"] = Split(f"{tmp_path}/0.tar", CenterCrop(8))
+    (batch,) = data.train_dataloader()
+    assert {*batch.key} == {f"k{number:04d}" for number in range(4)} and batch.image.shape[-1] == 8

@@ -212,7 +212,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._prepare = prepare
         self._is_prepared = False
         self._is_in_hook = False
-        self._has_separate_shards = allow_overlap
+        self._allow_overlap = self._has_separate_shards = allow_overlap
         self._has_common_classes = False
         self._names: list[str] = []  # of the classes, of the split that has most
         self._numbers: dict[str, dict[str, int]] = {}  # of all names, by kind: of labels, and of masks
@@ -479,11 +479,16 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def teardown(self, stage: str | None = None) -> None:
         """Stop the worker processes; with ``decode="device"``, report what the last batches had damaged."""
-        in_use = self._in_use()
+        in_use, is_inner = self._in_use(), self._outer() is not None
         self._close()
         for loader in in_use:
             loader.settle()
         self._leave()
+        if not is_inner:  # a later fit opens tables and lists of shards as they are then
+            for split, _ in self._samples.values():
+                split.forget()
+            self._samples.clear()
+            self._has_separate_shards, self._has_common_classes = self._allow_overlap, False
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
@@ -711,10 +716,8 @@ class ShardDataModule(lightning.LightningDataModule):
         self._compare_classes()  # a plain loop does not call setup()
         if is_train and getattr(self.trainer, "overfit_batches", 0) > 0:
             # Lightning warns that overfit_batches turns shuffling off, but does not do it.
-            split = _in_order(split)
-            if mixture is not None:
-                sources = {part: _in_order(each) for part, each in mixture.sources.items()}
-                mixture = replace(mixture, sources=sources)
+            split = split.in_order()
+            mixture = None if mixture is None else mixture.in_order()
         config = replace(self._config, drop_last=self._drop_last and is_train)
         if name == "predict" and config.on_error == "substitute":
             config = replace(config, on_error="leave_out")
@@ -790,11 +793,6 @@ def _loaders_at_work(trainer: lightning.Trainer) -> Any:
 
 def _no_trainer() -> None:
     return None
-
-
-def _in_order(split: Split) -> Split:
-    """Return the split in order, unless its order was chosen."""
-    return split.in_order() if split.shuffle is None else split
 
 
 def _batches_under_way(reference: weakref.ref[lightning.Trainer]) -> int:

@@ -685,9 +685,52 @@ def test_a_data_module_that_was_used_before(photos, tmp_path, undisturbed):
     assert steps(fitted(tmp_path, data)) == batches[:6]
 
 
-def test_overfitting_takes_the_same_batches_every_epoch(photos, tmp_path):
-    net = fitted(tmp_path, module(photos), max_epochs=2, overfit_batches=2)
-    assert net.keys("train", 2) == [ALL[:8]] * 2
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"shuffle": True},
+        {"shuffle": "blocks"},
+        {"weights": True},
+        {"streaming": tarpeg.Streaming(samples=12)},
+    ],
+    ids=["default", "shuffle", "blocks", "weights", "stream"],
+)
+def test_overfitting_takes_the_same_batches_every_epoch(photos, tmp_path, settings):
+    if "weights" in settings:
+        settings = {"weights": [1 + number % 3 for number in range(len(ALL))]}
+    split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), flip=0.5, **settings)
+    data = tarpeg.ShardDataModule(split, batch_size=4, workers=0, keys=True)
+    net = fitted(tmp_path, data, max_epochs=3, overfit_batches=2, limit_val_batches=0)
+    assert net.keys("train", 3) == [ALL[:8]] * 3
+
+
+@pytest.mark.parametrize("batches", ["stratified", "per_source"])
+@pytest.mark.parametrize("by_epoch", [False, True])
+def test_overfitting_takes_the_same_batches_of_a_mixture_every_epoch(photos, tmp_path, batches, by_epoch):
+    splits = {name: tarpeg.Split(photos, tarpeg.RandomResizedCrop(16)) for name in "ab"}
+    weights = {"a": 0.5, "b": 0.5}
+    mixture = tarpeg.Mixture(
+        splits, weights={0: weights, 1: {"a": 0.25, "b": 0.75}} if by_epoch else weights, batches=batches
+    )
+    data = tarpeg.ShardDataModule(mixture, batch_size=4, workers=0)
+    net = fitted(tmp_path, data, max_epochs=3, overfit_batches=2, limit_val_batches=0)
+    images = torch.stack([batch[0] for batch in net.seen["train"]]).unflatten(0, (3, 2))
+    assert torch.equal(images[0], images[1]) and torch.equal(images[0], images[2])
+    assert batches == "per_source" or not torch.equal(images[0, 0], images[0, 1])
+
+
+def test_overfitting_with_a_loader_that_shuffles_is_a_warning(photos, tmp_path):
+    def run(**settings):
+        split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), **settings)
+        loader = tarpeg.Loader(split, batch_size=4, workers=0, keys=True)
+        trainer(tmp_path, max_epochs=2, overfit_batches=2, limit_val_batches=0).fit(Net(), loader)
+
+    with pytest.warns(UserWarning, match=r"overfit_batches in torch's DataLoader alone: .* Split\(shuffle="):
+        run()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*overfit_batches in torch's")
+        run(shuffle=False)
 
 
 def test_overfitting_with_repeated_augmentation(photos, tmp_path):

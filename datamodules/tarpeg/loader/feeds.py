@@ -111,6 +111,7 @@ class IndexedFeed:
                 "ranks: each needs at least one. Add samples, or use fewer ranks."
             )
         self.epochs = EpochCounter()
+        self.epochs.varies = self.order.shuffle is not False or self.order.weights is not None
         self.candidates = self.order.candidates()
         self._seed, self._ranks, self._channels = config.seed, ranks, split.channels
         self._batches = _batches_of(source, split, self.order, config, ranks.world)

@@ -61,6 +61,7 @@ class MixedFeed:
         self.draw: Callable[[Numbered], Float64] | None = None
         self._offsets = np.cumsum([0, *(order.samples for order in orders)])
         self.epochs = _Epochs()
+        self.epochs.varies = not mixing.is_fixed
         # No closure over the feed: see ``IndexedFeed.results``.
         self.continues: Callable[[int], bool] = (lambda epoch: True) if training else (lambda epoch: False)
 

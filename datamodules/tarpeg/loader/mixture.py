@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from numbers import Integral
 from typing import Any
@@ -75,6 +75,7 @@ class Mixture:
     repeat: Weights | None = None
     stopping: Stopping = "first_exhausted"
     batches: Batches = "stratified"
+    _is_fixed: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.sources, Mapping) or not self.sources:
@@ -117,7 +118,22 @@ class Mixture:
         if not isinstance(given, Mapping):
             raise ValueError(f"{argument}={shown(given)} of Mixture must be a dict of numbers by source")
         shares = checked_shares(argument, given, sizes)
-        return Mixing(list(sizes.values()), shares, global_batch, self.stopping, self.batches, self.names)
+        return Mixing(
+            list(sizes.values()),
+            shares,
+            global_batch,
+            self.stopping,
+            self.batches,
+            self.names,
+            is_fixed=self._is_fixed,
+        )
+
+    def in_order(self) -> Mixture:
+        """Return this mixture of sources in order, to overfit: each epoch has the same samples."""
+        sources = {name: split.in_order() for name, split in self.sources.items()}
+        ordered = replace(self, sources=sources)
+        object.__setattr__(ordered, "_is_fixed", True)
+        return ordered
 
 
 def _check_supported(name: str, split: Split) -> None:

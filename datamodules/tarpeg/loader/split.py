@@ -363,13 +363,19 @@ class Split:
     def _form_of_table(self) -> Form:
         return form_of_table(read_table(self.labels, self.key, self._label.places), self._label)
 
+    def forget(self) -> None:
+        """Forget what was read of classes: files may have changed when the split is opened next."""
+        for name in ("_classes_of_targets", "_kinds", "_first_sources", "_form_of_table"):
+            vars(self).pop(name, None)
+
     def in_order(self) -> Split:
-        """Return this split with ``shuffle=False``, for overfitting: every epoch has the same samples.
+        """Return this split in order and without ``weights``, to overfit: each epoch has the same samples.
 
         With ``repeats`` too, which a split of the user's own refuses: there it would be a mistake.
         """
         ordered = copy(self)
         object.__setattr__(ordered, "shuffle", False)
+        object.__setattr__(ordered, "weights", None)
         return ordered
 
     def sampler(self, source: Source, seed: int, shuffle: bool) -> Sampler:

@@ -66,6 +66,7 @@ class StreamedFeed:
         self._batches = DistributedBatchSampler(samples, total, world, config.drop_last)
         self.source: Source = StreamedSamples([])
         self.epochs = EpochCounter()
+        self.epochs.varies = is_shuffled
         # Worker processes read their own shares; otherwise requests carry the samples that this process read.
         self.to_request: ToRequest | None = None
         if self._workers:

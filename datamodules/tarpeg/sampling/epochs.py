@@ -34,13 +34,14 @@ class EpochCounter:
         is_set: Whether ``set_epoch`` was called for it.
         has_state: Whether ``resume`` was called after the last ``set_epoch``. Of loaders without a length,
             or beside one, Lightning takes a batch before it sets the first epoch of a run.
+        varies: Whether epochs have their samples in several orders.
     """
 
     def __init__(self) -> None:
         self.on_epoch: Callable[[int], int] | None = None
         self.on_set: Callable[[], None] | None = None
         self.epoch = 0
-        self.is_set, self.has_state = False, False
+        self.is_set, self.has_state, self.varies = False, False, False
         self._resumed: tuple[int, int, bool] | None = None
         self._is_ahead = False  # begun, of a resumed Trainer that has not set the epoch
         self._step = 1  # to the epoch of a pass for which none is set
@@ -50,6 +51,12 @@ class EpochCounter:
         check_integer("epoch", epoch, 0, 2**31 - 1)
         epoch = int(epoch)  # of numpy
         is_trainer = _is_trainer(sys._getframe(1))
+        if is_trainer and self.varies and _overfits(sys._getframe(1)):
+            warn(
+                "Lightning turns shuffling off for overfit_batches in torch's DataLoader alone: this loader "
+                "has other samples in each epoch. Give Split(shuffle=False), or a ShardDataModule in place "
+                "of the loader"
+            )
         if self.on_epoch is not None:
             epoch = self.on_epoch(epoch)
         resumed, _, is_end = self._resumed or (0, 0, False)
@@ -171,6 +178,13 @@ def _is_trainer(frame: FrameType) -> bool:
         each.f_globals.get("__name__", "") for each in (frame, frame.f_back) if each is not None
     ]
     return names[0].startswith("lightning") and names[-1].startswith(_LIGHTNING)
+
+
+def _overfits(frame: FrameType) -> bool:
+    """Whether the Trainer that trains here takes the same few batches in each epoch."""
+    found = fit_loop_above(frame)
+    trainer = None if found is None else getattr(found.f_locals["self"], "trainer", None)
+    return getattr(trainer, "overfit_batches", 0) > 0
 
 
 def _epoch_at_work(frame: FrameType | None) -> tuple[int, bool] | None:

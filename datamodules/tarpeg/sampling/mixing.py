@@ -110,6 +110,7 @@ class Mixing:
         stopping: See ``Mixture``.
         batches: See ``Mixture``.
         names: Of the sources, for messages.
+        is_fixed: Whether all epochs have the samples of the first.
 
     Raises:
         ShardError: If no batch is left.
@@ -121,6 +122,7 @@ class Mixing:
     stopping: Stopping = "first_exhausted"
     batches: Batches = "stratified"
     names: Sequence[str] = ()
+    is_fixed: bool = False
 
     @cached_property
     def stages(self) -> list[Stage]:
@@ -141,6 +143,8 @@ class Mixing:
 
     def first_positions(self, epoch: int) -> Int64:
         """Return the samples of each source before an epoch, int64 [sources]."""
+        if self.is_fixed:
+            return np.zeros(len(self.sizes), np.int64)
         further, epoch = divmod(epoch, LATER_PASS)
         found = np.full(len(self.sizes), further << _FURTHER, np.int64)
         last = self._stage(epoch)
@@ -184,6 +188,8 @@ class Mixing:
         return zlib.crc32(repr((shares, list(self.sizes), self.stopping, self.batches)).encode())
 
     def _stage(self, epoch: int) -> int:
+        if self.is_fixed:
+            return 0
         return bisect_right([shares.epoch for shares in self.shares], epoch % LATER_PASS) - 1
 
     def _length(self, shares: Shares) -> int:
