@@ -326,8 +326,11 @@ class ShardDataModule(lightning.LightningDataModule):
             raise RuntimeError(
                 "another Trainer trains with this ShardDataModule at the moment: make one for each of them"
             )
-        loader = self._loader("train")
+        loader, before = self._loader("train"), self._train
         self._train = loader
+        is_later = self.trainer is not None and self.trainer.current_epoch > 0
+        if is_later and isinstance(loader, MixtureLoader) and isinstance(before, MixtureLoader):
+            loader.warn_of_batch_size(before)
         if loader.ranks.rank == 0 and (text := loader.shapes_text()):
             log.info("%s", text)
         if self.trainer is None:

@@ -720,6 +720,28 @@ def test_overfitting_takes_the_same_batches_of_a_mixture_every_epoch(photos, tmp
     assert batches == "per_source" or not torch.equal(images[0, 0], images[0, 1])
 
 
+def test_another_batch_size_in_a_later_epoch_of_a_mixture_is_a_warning(photos, tmp_path):
+    splits = {name: tarpeg.Split(photos, tarpeg.RandomResizedCrop(16)) for name in "ab"}
+
+    def run(size):
+        data = tarpeg.ShardDataModule(
+            tarpeg.Mixture(splits, weights={"a": 0.5, "b": 0.5}), batch_size=4, workers=0
+        )
+
+        class Grows(Callback):
+            def on_train_epoch_end(self, trainer, net):
+                data.batch_size = size
+
+        fit = trainer(tmp_path, max_epochs=2, reload_dataloaders_every_n_epochs=1, callbacks=[Grows()]).fit
+        fit(Net(), data)
+
+    with pytest.warns(UserWarning, match="size of batches of train was 4 in an earlier epoch and is 8 now"):
+        run(8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*size of batches of train was")
+        run(4)
+
+
 def test_overfitting_with_a_loader_that_shuffles_is_a_warning(photos, tmp_path):
     def run(**settings):
         split = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16), **settings)

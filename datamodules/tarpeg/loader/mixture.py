@@ -329,6 +329,16 @@ class MixtureLoader(Loader):
         """Return the batches of an epoch; with shares by epoch, epochs have several lengths."""
         return self._mixed.mixing.length(epoch)
 
+    def warn_of_batch_size(self, before: MixtureLoader) -> None:
+        """Warn if the loader of an earlier epoch of a training had another size of batches."""
+        one, other = before._mixed.mixing.global_batch, self._mixed.mixing.global_batch
+        if one != other:
+            warn(
+                f"the size of batches of {self.name} was {one} in an earlier epoch and is {other} now: the "
+                "sources of a mixture do not go on where they were, so some samples come again and others "
+                "later. Train with each size in a fit of its own, or without a mixture"
+            )
+
     def warn_of_lengths(self, epoch: int) -> None:
         """Warn once if an epoch of a training has another length than the first, also after a resume."""
         first, length = self.batches_in(0), self.batches_in(epoch)
