@@ -124,14 +124,15 @@ def check_data(state: Mapping[str, int | str], data: str) -> None:
     same = " in another order" * (sorted(old) == sorted(new))
     if was.startswith("labels ") and now.startswith("labels "):
         found, parts = f"{was} then, {now} now", "labels"
+        reason = " if they were corrected"
     else:
         found = f"file {number}, counted from 0, was {was}, and is {now} now{counts}"
         parts = "files and their order"
+        reason = " (a lossless cache of the same samples in the same order makes the same batches)"
     raise ResumeError(
         Message(
             f"the checkpoint is of other data{same}: {found}, which makes other batches. Restore the {parts}"
-            "; or, to go on with these (a lossless cache of the same samples in the same order makes the "
-            "same batches), give ",
+            f"; or, to go on with these{reason}, give ",
             Setting("ShardDataModule", "allow_other_data", True),
             " (of a tarpeg.Loader: in its config=LoaderConfig(...)).",
         )

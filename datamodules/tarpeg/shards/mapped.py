@@ -339,7 +339,7 @@ class Shards(Source):
             if reason:
                 raise ShardError(
                     f"shard {path} changed while it was read: {reason}. Do not write to shards in use, and "
-                    "check the disk. Start again to index it again."
+                    "check the disk. Open it again to read it as it is now."
                 )
 
     def why_missing(self, id: int) -> str:
@@ -474,7 +474,10 @@ class Shards(Source):
         try:
             found = path.stat()
             if (found.st_size, found.st_mtime_ns) != self._stats[shard]:
-                raise ShardError(f"shard {path} changed since it was indexed. Start again to index it again.")
+                raise ShardError(
+                    f"shard {path} changed since it was opened. Open it again, with a new loader or data "
+                    "module, to read it as it is now."
+                )
             # No file descriptor stays open: 1000 shards would need 1000.
             tar, torn = map_file(str(path), found.st_size)
         except (OSError, RuntimeError) as error:

@@ -258,7 +258,8 @@ def find_objects(url: str) -> tuple[Any, list[str]]:
         with suppress(FileNotFoundError):  # any other error is the reason: fsspec's glob of http hides them
             system.ls(_page_of(url))
     if not paths:
-        raise ShardError(f"{public_url(url)!r} matches no shard. Check the URL and the pattern.")
+        hint = " In it ? is any letter: versions of objects, ?versionId=, are not read." * ("?" in url)
+        raise ShardError(f"{public_url(url)!r} matches no shard. Check the URL and the pattern.{hint}")
     return system, paths
 
 
