@@ -285,41 +285,99 @@ def test_exports_that_number_the_same_names_otherwise_are_an_error_with_tables_o
             second.load_state_dict(first.state_dict())
 
 
-@pytest.mark.parametrize("form", ["splits", "two folders", "mixture", "checkpoint", "masks alone"])
-def test_masks_of_exports_that_number_the_same_names_otherwise_are_an_error_beside_boxes_by_name(
-    tmp_path, form
-):
+def painted(place, ids, numbers, **given):
+    """Pack images of a car, a cat and a brush each, with masks of these numbers; return the shards."""
+    (place / "images").mkdir(parents=True)
+    (place / "masks").mkdir()
+    names = ("car", "cat", "brush")
+    document = {"images": [], "annotations": [], "categories": []}
+    document["categories"] = [{"id": id, "name": name} for id, name in zip(ids, names, strict=True)]
+    for number in range(4):
+        Image.new("RGB", (96, 64)).save(place / "images" / f"{number}.jpg")
+        document["images"].append({"id": number, "file_name": f"{number}.jpg", "width": 96, "height": 64})
+        mask = np.zeros((64, 96), np.uint8)
+        for place_of, (id, value) in enumerate(zip(ids, numbers, strict=True)):
+            left, top, width, height = 32 * place_of + number, 4 + number, 20, 30
+            mask[top : top + height, left : left + width] = value
+            corners = [left, top, left + width, top, left + width, top + height, left, top + height]
+            each = {"image_id": number, "category_id": id, "bbox": [left, top, width, height], "iscrowd": 0}
+            each |= {"segmentation": [corners]} if number % 2 else {}
+            document["annotations"].append({"id": 10 * number + id, "area": width * height, **each})
+        Image.fromarray(mask).save(place / "masks" / f"{number}.png")
+    rewrite(place, document)
+    return pack(place, masks=place / "masks", **given).shards
+
+
+@pytest.mark.parametrize("form", ["splits", "two folders", "mixture", "one split"])
+@pytest.mark.parametrize("beside", ["boxes", "nothing"])
+@pytest.mark.parametrize("is_same", [False, True])
+def test_masks_are_compared_by_the_pixels_under_objects(tmp_path, form, beside, is_same):
     boxes = tarpeg.Boxes("json:objects", label="category", labels=TABLE)
+    one = painted(tmp_path / "one", (1, 2, 3), (1, 2, 3))
+    numbers = (1, 2, 3) if is_same else (2, 3, 1)
+    two = painted(tmp_path / "two", (2, 3, 1), numbers, prefix="two")
 
     def split(*shards, labels=None):
         masks = tarpeg.Masks("png", labels=labels)
-        targets = masks if form == "masks alone" else [masks, boxes]
+        targets = [masks, boxes] if beside == "boxes" else masks
         return tarpeg.Split([*itertools.chain(*shards)], tarpeg.Whole(32), target=None, targets=targets)
 
-    one, two = numbered(tmp_path / "one", (1, 2, 3)), numbered(tmp_path / "two", (2, 3, 1), prefix="two")
-    text = r"number of masks \d .*Masks have the numbers of their files: pack all with the same classes"
-    if form == "checkpoint":
-        text = r"label 1 was 'car' when the checkpoint was made and is 'brush' now"
-    made = [tarpeg.ShardDataModule(val=split(each), workers=0) for each in (one, two)]
-    with pytest.raises(ShardError, match=text):
-        if form in ("splits", "masks alone"):
-            tarpeg.ShardDataModule(split(one), split(two)).setup()
+    def run(labels=None):
+        if form == "splits":
+            tarpeg.ShardDataModule(split(one), split(two, labels=labels)).setup()
         elif form == "two folders":
             tarpeg.ShardDataModule(split(one, two), split(one), allow_overlap=True).setup()
         elif form == "mixture":
-            mixture = tarpeg.Mixture({"a": split(one), "b": split(two)}, repeat={"a": 1, "b": 1})
-            tarpeg.MixtureLoader(mixture, batch_size=4, workers=0)
+            sources = {"a": split(one), "b": split(two, labels=labels)}
+            tarpeg.MixtureLoader(tarpeg.Mixture(sources, repeat={"a": 1, "b": 1}), batch_size=4, workers=0)
         else:
-            for each in made:
-                each.setup("validate")
-            made[1].load_state_dict(made[0].state_dict())
-    other = split(two, labels={0: 0, 2: 1, 3: 2, 1: 3})
-    tarpeg.ShardDataModule(split(one), other).setup()
-    assert split(one).classes() == list(TABLE)
-    assert form == "masks alone" or made[1].classes is None  # the boxes have other labels
-    (tmp_path / "two" / "out" / "classes.json").unlink()  # as masks of the user's own beside objects
-    if form == "splits":
-        tarpeg.ShardDataModule(split(one), split(two)).setup()
+            tarpeg.ShardDataModule(split(two)).setup()
+
+    names = None if beside == "boxes" and not is_same else list(TABLE)
+    if beside == "nothing":  # the stored names are those of the labels 1 cat, 2 brush, 3 car
+        names = None if is_same else ["__background__", "brush", "car", "cat"]
+    assert split(two).classes() == names and split(one).classes() == list(TABLE)
+    differ = not is_same and form != "one split"
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        try:
+            run()
+        except ShardError as error:  # the masks of both folders have the numbers that are stated there
+            assert re.search(r"(number of masks|label) \d is ", str(error))
+            assert differ or (beside, form) == ("nothing", "two folders")
+        else:
+            text = [each for each in found if "by the pixels under objects, " in str(each.message)]
+            assert bool(text) == differ
+    if form in ("splits", "mixture") and not is_same:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*by the pixels under objects")
+            run({0: 0, 2: 1, 3: 2, 1: 3})
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (7, 8, 9), (3, 1, 2)])
+def test_masks_with_numbers_of_their_own_have_no_names(tmp_path, numbers):
+    shards = painted(tmp_path, (1, 2, 3), numbers)
+    for targets in (tarpeg.Masks("png"), [tarpeg.Boxes("json:objects"), tarpeg.Masks("png")]):
+        split = tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=targets)
+        assert split.classes() is None
+
+
+def test_a_checkpoint_keeps_the_numbers_of_masks_beside_boxes_by_name(tmp_path):
+    boxes = tarpeg.Boxes("json:objects", label="category", labels=TABLE)
+
+    def data(name, ids):
+        shards = painted(tmp_path / name, ids, ids)
+        split = tarpeg.Split(shards, tarpeg.Whole(32), targets=[tarpeg.Masks("png"), boxes])
+        found = tarpeg.ShardDataModule(val=split, workers=0)
+        found.setup("validate")
+        return found
+
+    one, two = data("one", (1, 2, 3)), data("two", (2, 3, 1))
+    assert one.classes == list(TABLE) and two.classes is None
+    text = "label 1 was 'car' when the checkpoint was made and is 'brush' now"
+    with pytest.raises(ShardError, match=text):
+        two.load_state_dict(one.state_dict())
+    data("three", (1, 2, 3)).load_state_dict(one.state_dict())
 
 
 def test_a_table_may_make_one_class_of_several(tmp_path):

@@ -387,8 +387,8 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], dict[str, di
     """Return the names of the classes by label, the labels by name, and whether all splits were compared.
 
     Returns:
-        As ``names_of_all``; the labels of all names, which may have gaps, as ``Split.class_numbers``; False
-        if a split cannot be opened.
+        As ``names_of_all``; the labels of all names, which may have gaps, as ``Split.class_numbers``, but for
+        those of masks that only their pixels show; False if a split cannot be opened.
 
     Raises:
         ShardError: If a label has two names, or a class two labels, because the shards of the splits were
@@ -401,34 +401,45 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], dict[str, di
     known = {name: "labels" in each for name, each in numbers.items()}
     _warn_of_other_tables(splits, known)
     kinds = {kind for each in numbers.values() for kind in each}
-    labels = {kind: _common_labels(splits, numbers, kind) for kind in sorted(kinds, key=labels_first)}
+    found = {kind: _common_labels(splits, numbers, kind) for kind in sorted(kinds, key=labels_first)}
+    labels = {kind: table for kind, (table, is_sure) in found.items() if is_sure}
     return names_of_all([splits[name] for name in numbers]), labels, len(numbers) == len(splits)
 
 
 def _common_labels(
     splits: Mapping[str, Split], numbers: Mapping[str, Mapping[str, Mapping[str, int]]], kind: str
-) -> dict[str, int]:
-    """Return the labels by name of a kind of classes of all splits. Raises ShardError as common_classes."""
+) -> tuple[dict[str, int], bool]:
+    """Return the labels by name of a kind of classes of all splits, and whether these are stated.
+
+    Raises ShardError as common_classes; warns if the numbers are only seen in masks.
+    """
     of_label, of_class = dict[int, tuple[str, set[str]]](), dict[str, tuple[str, int]]()
     what = "label" if kind.endswith("labels") else "number of masks"
+    is_sure = all(splits[name].is_sure_of(kind) for name in numbers)
+
+    def found(text: str) -> None:
+        if is_sure:
+            raise ShardError(text)
+        warn(f"by the pixels under objects, {text}")
+
     for name, table in ((name, each[kind]) for name, each in numbers.items() if kind in each):
         for label, classes in by_label(table).items():
             first, known = of_label.setdefault(label, (name, classes))
             merged = splits[first].merged_labels(kind) | splits[name].merged_labels(kind)
             if not known & classes and label not in merged:
                 one, two = min(known), min(classes)
-                raise ShardError(
+                found(
                     f"{what} {label} is {one!r} in {first} and {two!r} in {name}, which would be one class "
                     f"for the network. {_remedy(splits, kind, first, name)}"
                 )
         for each, label in table.items():
             first, other = of_class.setdefault(each, (name, label))
             if other != label:
-                raise ShardError(
+                found(
                     f"class {each!r} has the {what} {other} in {first} and {label} in {name}, which would be "
                     f"two for the network. {_remedy(splits, kind, first, name)}"
                 )
-    return {name: label for name, (_, label) in of_class.items()}
+    return {name: label for name, (_, label) in of_class.items()}, is_sure
 
 
 def names_of_all(splits: Iterable[Split]) -> list[str]:

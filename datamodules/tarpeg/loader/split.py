@@ -350,6 +350,10 @@ class Split:
                 found = {"labels": numbered(self.classes())}
         return {kind: numbers for kind, numbers in found.items() if numbers}
 
+    def is_sure_of(self, kind: str) -> bool:
+        """Whether the numbers of a kind of classes are stated, not only seen in masks."""
+        return kind not in self._kinds or self._kinds[kind].is_sure
+
     def merged_labels(self, kind: str) -> set[int]:
         """Return the labels that ``targets`` give to several values: objects with other names have them."""
         return self._kinds[kind].merged if kind in self._kinds else set()

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ShardError
+from ..errors import ShardError, warn
 from ..shards.classes import BACKGROUND
 from ..shards.label import names_of
-from ..shards.source import Source, where_of
+from ..shards.source import Source, plain, where_of
 from .annotations import Place, documents_of, objects_at, table_of
+from .mask_classes import numbers_in_masks
 from .protocols import Targets, by_name, is_flat
 
 _ONE_TABLE = 'Give the targets a table: Boxes(label="category", labels={...})'
@@ -53,12 +54,14 @@ class Classes(NamedTuple):
         numbers: Labels by name.
         seen: Labels by name as the first objects have them; {} for a table of names.
         merged: Labels that the table gives to several values, which are one class then.
+        is_sure: Whether the numbers are stated, not those of pixels under objects.
     """
 
     names: list[str] | None
     numbers: Mapping[str, int]
     seen: Mapping[str, int]
     merged: set[int]
+    is_sure: bool = True
 
 
 def classes_by_kind(
@@ -98,12 +101,45 @@ def _classes(
     names = None if has_table else stored or None
     if sources is None:
         return Classes(names, numbered(names), {}, merged)
-    if kind == "mask" and stored is None:  # of the user's own, with numbers of their own
+    if kind == "mask" and (pixels := _by_pixels(target, sources(), merged)):
+        names = names if names and agree(names, pixels) else None
+        return Classes(names, numbered(names) or pixels, pixels, merged, is_sure=names is not None)
+    if kind == "mask" and names is None:
         return Classes(None, {}, {}, merged)
     seen = _seen_of(target, kind, sources(), len(stored) - 1 if stored else None)
     if names and not (len(names) <= 2 if seen is None else agree(names, seen)):
         names = None
+    if kind == "mask":
+        return Classes(names, numbered(names), seen or {}, merged)
     return Classes(names, numbered(names) or seen or {}, seen or {}, merged)
+
+
+def _by_pixels(target: Any, sources: Sequence[Source], merged: set[int]) -> dict[str, int]:
+    """Return the classes of masks by the names of the objects over them; {} if they do not show them."""
+    table, found = _table(target), dict[str, tuple[int, str]]()
+    of_label = dict[int, tuple[set[str], str]]()
+    for source in sources:
+        own = {
+            name: (number if table is None else table.get(number), where)
+            for name, (number, where) in numbers_in_masks(source, plain(target.extension)).items()
+        }
+        for name, (number, where) in own.items():
+            if number is None:
+                continue
+            first, other = found.setdefault(name, (number, where))
+            names = {each for each, (label, _) in own.items() if label == number}
+            known, before = of_label.setdefault(number, (names, where))
+            if first != number:
+                what = f"{name!r} is {first} ({other}) and {number} ({where})"
+            elif not known & names and number not in merged:
+                what = f"{number} is {min(known)!r} ({before}) and {name!r} ({where})"
+            else:
+                continue
+            warn(
+                f"in the masks, by the pixels under objects, {what}: a number may mean two classes. "
+                f"{ONE_NUMBERING}"
+            )
+    return {name: number for name, (number, _) in found.items()}
 
 
 def numbered(names: Sequence[str] | None) -> dict[str, int]:
@@ -132,7 +168,7 @@ def _seen_of(target: Any, kind: str, sources: Sequence[Source], count: int | Non
 
     The ids of a COCO file may begin elsewhere and have gaps: then they are not the numbers of the names in
     ``classes.json``. Shards have their samples in a random order: some are read, until ``count`` names have
-    come. Masks have the numbers of the objects, as those of ``make_shards`` do. None if all labels are 1.
+    come. None if all labels are 1. Masks that show no classes may have the numbers of the objects.
     Raises ShardError for two labels of a name, and two names of a label.
     """
     is_mask = kind == "mask"

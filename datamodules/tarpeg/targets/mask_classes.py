@@ -1,0 +1,101 @@
+"""Which number a class has in masks, by the pixels under the objects beside them.
+
+Masks come from elsewhere than the objects of the same samples: their numbers may be the ids of a COCO file,
+those less one, or a palette of the user's own, and nothing in the files says which.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+
+from ..errors import ShardError
+from ..shards.source import Source, where_of
+from .annotations import Place, documents_of, is_finite, objects_at
+
+_OBJECTS = Place("json", "objects")  # as make_shards writes them
+_MOST, _AT_ONCE = 128, 32  # samples
+_ENOUGH = 4  # objects of each class
+_LEAST = 2
+_NOT_CLASSES = (0, 255)  # the background, and what is left out
+_IN_OBJECT, _OVER_OBJECTS = 0.6, 0.8  # shares of the most frequent number
+
+
+def numbers_in_masks(source: Source, extension: str) -> dict[str, tuple[int, str]]:
+    """Return the number that most pixels under the objects of a ``category`` have, and a sample of it.
+
+    A class is left out if its objects disagree, or are fewer than two.
+    """
+    votes, where = dict[str, Counter[int]](), dict[str, str]()
+    for begin in range(0, min(len(source), _MOST), _AT_ONCE):
+        ids = list(range(begin, min(begin + _AT_ONCE, len(source))))
+        pictures = source.members(np.array(ids), extension)
+        if not any(pictures):
+            break
+        texts = source.members(np.array(ids), _OBJECTS.extension)
+        documents = documents_of(source, ids, _OBJECTS.extension, texts)
+        for id, document, picture in zip(ids, documents, pictures, strict=True):
+            objects = objects_at(source, id, _OBJECTS, document)
+            mask = None if picture is None or isinstance(objects, ShardError) else _pixels(picture)
+            for each in objects if mask is not None else ():
+                name = each.get("category")
+                number = _number_under(each, mask) if isinstance(name, str) else None
+                if number is not None:
+                    votes.setdefault(name, Counter())[number] += 1
+                    where.setdefault(name, where_of(source, id))
+        if not votes or all(each.total() >= _ENOUGH for each in votes.values()):
+            break
+    found = {name: (*each.most_common(1)[0], each.total()) for name, each in votes.items()}
+    return {
+        name: (number, where[name])
+        for name, (number, count, total) in found.items()
+        if count >= _LEAST and count >= _OVER_OBJECTS * total
+    }
+
+
+def _pixels(picture: bytes) -> npt.NDArray[Any] | None:
+    """Return the numbers of a mask [H, W]; None for colours, and what is no picture."""
+    try:
+        with Image.open(io.BytesIO(picture)) as image:
+            mask = np.asarray(image)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    return mask if mask.ndim == 2 and mask.dtype.kind in "ui" else None
+
+
+def _number_under(each: dict[str, Any], mask: npt.NDArray[Any] | None) -> int | None:
+    """Return the number that most pixels of an object have; None if there is none such."""
+    assert mask is not None
+    inside = None if each.get("iscrowd") else _inside(each, mask)
+    if inside is None or not inside.size:
+        return None
+    values = inside[~np.isin(inside, _NOT_CLASSES)]
+    numbers, counts = np.unique(values, return_counts=True)
+    if len(values) * 4 < inside.size or counts.max() < _IN_OBJECT * len(values):
+        return None
+    return int(numbers[counts.argmax()])
+
+
+def _inside(each: dict[str, Any], mask: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """Return the pixels in the polygons of an object, or in the middle of its box."""
+    polygons = each.get("segmentation")
+    if isinstance(polygons, list) and polygons:
+        area = Image.new("1", mask.shape[::-1])
+        for polygon in polygons:
+            if not isinstance(polygon, list) or len(polygon) < 6 or not all(map(is_finite, polygon)):
+                return None
+            ImageDraw.Draw(area).polygon(polygon, fill=1)
+        found: npt.NDArray[Any] = mask[np.asarray(area)]
+        return found
+    box = each.get("bbox")
+    if not isinstance(box, list) or len(box) != 4 or not all(map(is_finite, box)):
+        return None
+    left, top, width, height = box
+    rows = slice(max(0, round(top + height / 4)), max(0, round(top + height * 3 / 4) + 1))
+    columns = slice(max(0, round(left + width / 4)), max(0, round(left + width * 3 / 4) + 1))
+    return mask[rows, columns].reshape(-1)
