@@ -650,6 +650,16 @@ def test_a_later_fit_reads_what_is_there_then(tmp_path):
     shard(1)
     table(20)
     assert labels() == [*range(20, 28)]
+    next(iter(data.train_dataloader()))  # a look
+    table(30)
+    assert labels() == [*range(30, 38)]
+    table(35)
+    net.fails_at = "train"
+    with pytest.raises(ArithmeticError):
+        labels()
+    net.fails_at = None
+    table(50)
+    assert labels() == [*range(50, 58)]
     data.teardown()
     table(40)
     assert sorted(int(label) for batch in data.train_dataloader() for label in batch.label) == [

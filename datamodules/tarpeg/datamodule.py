@@ -307,6 +307,8 @@ class ShardDataModule(lightning.LightningDataModule):
         warnings.filterwarnings("ignore", "Trying to infer the `batch_size` from an ambiguous collection")
         if self.trainer is not None:
             self._trainers.append(weakref.ref(self.trainer))
+            if self._outer() is None:  # a look before, and a run that failed, may have opened others
+                self._forget_files()
         self._check_overlap()
         self._compare_classes()
         self._check_network()
@@ -487,11 +489,15 @@ class ShardDataModule(lightning.LightningDataModule):
         for loader in in_use:
             loader.settle()
         self._leave()
-        if not is_inner:  # a later fit opens tables and lists of shards as they are then
-            for split, _ in self._samples.values():
-                split.forget()
-            self._samples.clear()
-            self._has_separate_shards, self._has_common_classes = self._allow_overlap, False
+        if not is_inner:
+            self._forget_files()
+
+    def _forget_files(self) -> None:
+        """Open tables and lists of shards again when they are needed next, as they are then."""
+        for split in self._given().values():
+            split.forget()
+        self._samples.clear()
+        self._has_separate_shards, self._has_common_classes = self._allow_overlap, False
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
