@@ -667,6 +667,45 @@ def test_a_later_fit_reads_what_is_there_then(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("reload", [0, 1])
+def test_loaders_that_lightning_reloads_read_what_is_there_then(tmp_path, reload):
+    def write(epoch):
+        members = [each for i in range(4) for each in sample(4 * epoch + i)]
+        write_tar(tmp_path / f"train-{epoch}.tar", members)
+        rows = [f"k{number:04d},{10 * epoch + 1}\n" for number in range(20)]
+        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+
+    class Writes(Callback):
+        def on_train_epoch_end(self, trainer, net):
+            write(trainer.current_epoch + 1)
+
+    write(0)
+    given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
+    data = ShardDataModule(
+        Split(f"{tmp_path}/train-*.tar", CenterCrop(16), **given), batch_size=4, workers=0, keys=True
+    )
+    net = Net()
+    net.net = torch.nn.Linear(3, 99)
+    run = trainer(
+        tmp_path,
+        max_epochs=3,
+        limit_val_batches=0,
+        callbacks=[Writes()],
+        reload_dataloaders_every_n_epochs=reload,
+    )
+    run.fit(net, data)
+    found = [
+        sorted(
+            int(label)
+            for batch, epoch in zip(net.seen["train"], net.epochs, strict=True)
+            if epoch == each
+            for label in batch.label
+        )
+        for each in range(3)
+    ]
+    assert found == [[10 * each * reload + 1] * 4 * (each * reload + 1) for each in range(3)]
+
+
 def test_a_split_that_is_replaced_is_opened(tmp_path):
     for number in range(2):
         members = [each for i in range(4) for each in sample(4 * number + i)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from tarpeg.shards.urls import SECRET_OPTION
 
-from .checks import ConfigError, read_checkpoint
+from .checks import ConfigError, copied_checkpoint, read_checkpoint
 
+_copies = tempfile.TemporaryDirectory(prefix="tarpeg-")  # removed when the program ends
 _KEY = "train.py"
 _KEPT = ("data", "augment", "model", "experiment")
 """Groups of a training that its checkpoint belongs to; trainer, logger and so on are those of a run."""
@@ -59,15 +61,21 @@ class KeepArguments(lightning.Callback):
 def with_those_of_checkpoint(arguments: Sequence[str]) -> list[str]:
     """Return a command line, for ``validate=true`` and ``predict=`` with the settings of its checkpoint.
 
-    What the command line gives replaces what the checkpoint has.
+    What the command line gives replaces what the checkpoint has. One behind a URL is copied for this run.
 
     Raises:
-        ConfigError: if the checkpoint's settings name code, and trust_ckpt=true is not given.
+        ConfigError: if the checkpoint's settings name code, and trust_ckpt=true is not given; or if it cannot
+            be copied.
     """
     given = {key: value for key, _, value in (each.partition("=") for each in arguments)}
     path, trusted = given.get("ckpt_path", "").strip("'\""), given.get("trust_ckpt", "").lower() == "true"
     is_asked = "predict" in given or given.get("validate", "").lower() == "true"
-    if not is_asked or not Path(path).is_file() or any(each[:1] == "-" for each in arguments):
+    if not is_asked or any(each[:1] == "-" for each in arguments):
+        return [*arguments]
+    if "://" in path and not path.startswith("registry"):
+        path = copied_checkpoint(path, _copies.name)
+        arguments = [f"ckpt_path={path}" if each.startswith("ckpt_path=") else each for each in arguments]
+    if not Path(path).is_file():
         return [*arguments]
     try:
         checkpoint = read_checkpoint(path, trusted=trusted)

@@ -110,6 +110,19 @@ def _check_remote(url: str) -> None:
         raise ConfigError(f"ckpt_path={url}: {error}") from error
 
 
+def copied_checkpoint(url: str, folder: str) -> str:
+    """Copy a checkpoint behind a URL to a folder, and return its path. Raises ConfigError."""
+    _check_remote(url)
+    path = str(Path(folder) / "remote.ckpt")
+    try:
+        system, place = file_system(url)
+        with shard_errors(url, "Check the URL and the credentials, or copy it and give the local file."):
+            system.get_file(place, path)
+    except ShardError as error:
+        raise ConfigError(f"ckpt_path={url}: {error}") from error
+    return path
+
+
 def check_checkpoint(
     path: str, model: nn.Module, max_epochs: int | None = None, *, trusted: bool = False
 ) -> None:

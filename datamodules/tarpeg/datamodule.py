@@ -432,7 +432,7 @@ class ShardDataModule(lightning.LightningDataModule):
         first, *others = self._numbers.items() or [("", {})]
         has_gaps = bool(first[1]) and not self._names  # in the labels
         state: dict[str, Any] = {"classes": [] if has_gaps else self._names or self._stored}
-        if has_gaps:
+        if has_gaps or {*first[1]} != {*self._names}:  # those that objects show
             state["labels"] = first[1]
         if others:
             state["other_labels"] = dict(others)
@@ -492,11 +492,16 @@ class ShardDataModule(lightning.LightningDataModule):
         if not is_inner:
             self._forget_files()
 
-    def _forget_files(self) -> None:
-        """Open tables and lists of shards again when they are needed next, as they are then."""
-        for split in self._given().values():
-            split.forget()
-        self._samples.clear()
+    def _forget_files(self, name: str = "") -> None:
+        """Open tables and lists of shards again when they are needed next, as they are then.
+
+        Args:
+            name: Of the loader whose splits these are; "": all.
+        """
+        for each, split in self._given().items():
+            if f"{each}/".startswith(f"{name}/" if name else ""):
+                split.forget()
+                self._samples.pop(each, None)
         self._has_separate_shards, self._has_common_classes = self._allow_overlap, False
 
     def on_exception(self, exception: BaseException) -> None:
@@ -721,6 +726,9 @@ class ShardDataModule(lightning.LightningDataModule):
             raise ValueError(f"there is no {name} split: pass ShardDataModule({name}=Split(...))")
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()  # Lightning calls it, a plain loop does not
+        reloads = getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and self._outer() is None
+        if reloads and self.trainer is not None and self.trainer.current_epoch > 0:
+            self._forget_files(name)
         self._check_overlap()
         self._compare_classes()  # a plain loop does not call setup()
         if is_train and getattr(self.trainer, "overfit_batches", 0) > 0:

@@ -380,6 +380,45 @@ def test_a_checkpoint_keeps_the_numbers_of_masks_beside_boxes_by_name(tmp_path):
     data("three", (1, 2, 3)).load_state_dict(one.state_dict())
 
 
+@pytest.mark.parametrize("form", ["splits", "mixture", "checkpoint", "checkpoint of all", "one list"])
+def test_a_class_without_objects_has_no_label_to_compare(tmp_path, form):
+    def shards(place, ids, shown):
+        numbered(tmp_path / place, ids)
+        document = json.loads((tmp_path / place / "instances.json").read_text())
+        document["annotations"] = [each for each in document["annotations"] if each["category_id"] in shown]
+        rewrite(tmp_path / place, document)
+        return pack(tmp_path / place, out="shown", prefix=place).shards
+
+    def split(*given):
+        return tarpeg.Split(
+            [*itertools.chain(*given)], tarpeg.Whole(32), target=None, targets=tarpeg.Boxes("json:objects")
+        )
+
+    ids = (1, 2, 22)  # one taxonomy, whose last class is in the second files alone
+    one, two = shards("one", ids, (1, 2)), shards("two", ids, ids)
+    made = [tarpeg.ShardDataModule(val=split(each), workers=0) for each in (one, two)]
+    for each in made:
+        each.setup("validate")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if form == "splits":
+            data = tarpeg.ShardDataModule(split(one), split(two), workers=0)
+            data.setup()
+            assert data.classes is None
+        elif form == "mixture":
+            mixture = tarpeg.Mixture({"a": split(one), "b": split(two)}, repeat={"a": 1, "b": 1})
+            tarpeg.MixtureLoader(mixture, batch_size=4, workers=0)
+        elif form == "checkpoint":
+            made[1].load_state_dict(made[0].state_dict())
+        elif form == "checkpoint of all":
+            made[0].load_state_dict(made[1].state_dict())
+        else:
+            assert split(one, two).classes() is None
+    other = shards("other", (2, 1, 22), ids)
+    with pytest.raises(ShardError):
+        tarpeg.ShardDataModule(split(one), split(other)).setup()
+
+
 def test_a_table_may_make_one_class_of_several(tmp_path):
     targets = tarpeg.Boxes("json:objects", labels={1: 1, 2: 1, 3: 2})
     splits = []

@@ -152,8 +152,12 @@ def test_names_of_classes_are_those_of_the_table_that_targets_were_given(tmp_pat
         return tarpeg.Split([tmp_path / folder for folder in folders], tarpeg.LetterBox(32), targets=targets)
 
     names = ["__background__", *sorted(own, key=own.__getitem__)]
-    for targets in (table, [table, tarpeg.InstanceMasks("json:objects")], [table, tarpeg.Masks("png")]):
+    for targets in (table, [table, tarpeg.InstanceMasks("json:objects")]):
         assert split("a", "b", targets=targets).classes() == names
+    # The masks have other numbers than the table.
+    assert split("a", "b", targets=[table, tarpeg.Masks("png")]).classes() is None
+    same = tarpeg.Boxes("json:objects", label="category", labels={k: v for k, v in stored.items() if v})
+    assert split("a", "b", targets=[same, tarpeg.Masks("png")]).classes() == [*stored]
     assert split("a", targets=tarpeg.Masks("png")).classes() == [*stored]
     with pytest.raises(tarpeg.ShardError, match="label 1 is"):
         split("a", "b", targets=tarpeg.Masks("png")).classes()

@@ -759,8 +759,23 @@ def test_a_checkpoint_behind_a_url_that_is_not_there_is_one_line():
     ):
         with pytest.raises(ConfigError, match=f"^ckpt_path={url}: .*{reason}"):
             check_run(OmegaConf.create(config | {"ckpt_path": url}), model, True)
+        with pytest.raises(ConfigError, match=f"^ckpt_path={url}: .*{reason}"):
+            with_those_of_checkpoint(["validate=true", f"ckpt_path={url}"])
     fsspec.filesystem("memory").pipe("/there.ckpt", b"1")
     check_run(OmegaConf.create(config | {"ckpt_path": "memory://there.ckpt"}), model, True)
+
+
+def test_a_checkpoint_behind_a_url_has_the_settings_of_its_training(tmp_path):
+    stored = {"train.py": {"arguments": ["data=shards", "model.net.num_classes=3"]}, "state_dict": {}}
+    torch.save(stored, tmp_path / "a.ckpt")
+    fsspec.filesystem("memory").pipe("/with.ckpt", (tmp_path / "a.ckpt").read_bytes())
+    for asked in ("predict=photos", "validate=true"):
+        found = with_those_of_checkpoint([asked, "ckpt_path=memory://with.ckpt"])
+        assert found[:3] == ["data=shards", "model.net.num_classes=3", asked]
+        path = pathlib.Path(found[3].removeprefix("ckpt_path="))
+        assert path.read_bytes() == (tmp_path / "a.ckpt").read_bytes()
+    given = ["ckpt_path=memory://with.ckpt"]
+    assert with_those_of_checkpoint(given) == given, "a training goes on from the URL"
 
 
 def test_a_word_in_place_of_a_number_has_a_remedy():

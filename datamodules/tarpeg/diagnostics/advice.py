@@ -31,7 +31,7 @@ from ..loader.gathering import GatheringFetcher, check_gathers
 from ..remedies import Call
 from ..sampling.sampler import Request
 from ..shards.pillow import NATIVE, PACKED, as_tensor
-from ..shards.urls import is_url
+from ..shards.urls import is_url, public_url
 from ..transforms.pixels import PixelFormat
 from ..transforms.plan import PlannedStep, plan_of
 
@@ -318,7 +318,8 @@ def _cache(run: RunFacts, codec: Call | None = None, **settings: Any) -> Advice:
             dest = f"{folder}-cache"
     if len(paths) == 1 and re.fullmatch(r"[\w.{},*?\[\]-]+\.tar", first.rpartition("/")[2]):
         names = "/" + first.rpartition("/")[2]  # shards keep their names, and others may be in the folder
-    shown: object = paths[0] if len(paths) == 1 else paths
+    public = [public_url(path) if is_url(path) else path for path in paths]
+    shown: object = public[0] if len(public) == 1 else public
     if not paths or len(paths) > 3:
         shown = ...
     arguments = {"source": shown, "dest": dest} | ({} if codec is None else {"codec": codec})

@@ -443,14 +443,17 @@ def _common_labels(
 
 
 def names_of_all(splits: Iterable[Split]) -> list[str]:
-    """Return the longest list of names by label that a split has; empty if another has labels beyond it.
+    """Return the longest list of names by label that a split has.
+
+    Empty if another split has other names, which no object of its own shows, or labels beyond them.
 
     Raises ShardError as ``Split.classes``.
     """
     named = [(split.classes() or [], split.class_numbers()) for split in splits]
     names = max((names for names, _ in named), key=len, default=[])
     labels = [label for _, kinds in named for table in kinds.values() for label in table.values()]
-    return names if all(label < len(names) for label in labels) else []
+    agree = all(own == names[: len(own)] for own, _ in named)
+    return names if agree and all(label < len(names) for label in labels) else []
 
 
 def _warn_of_other_tables(splits: Mapping[str, Split], known: Mapping[str, bool]) -> None:

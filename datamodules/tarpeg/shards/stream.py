@@ -63,7 +63,8 @@ class Streaming:
     - Without ``samples`` every sample comes exactly once per epoch. With it, ranks have the same number of
       batches, of exactly ``samples`` in total, but some samples may come twice and others not in that epoch.
     - Samples are shuffled within the buffer, and shards as a whole: neighbours stay close to each other.
-    - The crop of a sample is a function of seed, epoch, its URL and its position there, in any process.
+    - The crop of a sample is a function of seed, epoch, its URL and its position there, in any process. The
+      URL counts with its query and password: with a new signature crops are others, also after a resume.
     - Resuming within an epoch delivers the remaining number of batches, of samples drawn again; without
       ``samples``, the whole epoch.
     - A broken image is replaced by another of the same batch; a batch of broken images alone, such as a last

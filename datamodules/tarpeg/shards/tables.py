@@ -20,6 +20,7 @@ import numpy as np
 
 from ..errors import ShardError, similar
 from ..files import open_regular
+from .urls import is_url, public_url
 
 _DELIMITERS = ",;\t|"
 
@@ -52,6 +53,11 @@ def read_table(given: Any, key: str | None, places: Sequence[str]) -> Table:
     """
     is_file = isinstance(given, (str, os.PathLike))
     name = f"labels={os.fspath(given)!r}" if is_file else f"labels= (a {type(given).__name__})"
+    if is_file and is_url(os.fspath(given)):
+        raise ShardError(
+            f"labels={public_url(os.fspath(given))!r} is not local: copy it, or give what pandas reads, "
+            "labels=pandas.read_csv(...)"
+        )
     if is_file and os.path.isdir(given):  # noqa: PTH112 (given as it is)
         raise ShardError(f"{name} is a folder: give a file, or labels=pandas.read_parquet(...) of it")
     is_text = is_file and not is_parquet(given)

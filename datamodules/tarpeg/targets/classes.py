@@ -51,7 +51,8 @@ class Classes(NamedTuple):
 
     Args:
         names: By label; None if a label has no name, or two.
-        numbers: Labels by name.
+        numbers: Labels by name, as far as objects show them: a class without any may have another number in
+            other shards of the same classes.
         seen: Labels by name as the first objects have them; {} for a table of names.
         merged: Labels that the table gives to several values, which are one class then.
         is_sure: Whether the numbers are stated, not those of pixels under objects.
@@ -103,7 +104,7 @@ def _classes(
         return Classes(names, numbered(names), {}, merged)
     if kind == "mask" and (pixels := _by_pixels(target, sources(), merged)):
         names = names if names and agree(names, pixels) else None
-        return Classes(names, numbered(names) or pixels, pixels, merged, is_sure=names is not None)
+        return Classes(names, pixels, pixels, merged, is_sure=names is not None)
     if kind == "mask" and names is None:
         return Classes(None, {}, {}, merged)
     seen = _seen_of(target, kind, sources(), len(stored) - 1 if stored else None)
@@ -111,7 +112,8 @@ def _classes(
         names = None
     if kind == "mask":
         return Classes(names, numbered(names), seen or {}, merged)
-    return Classes(names, numbered(names) or seen or {}, seen or {}, merged)
+    first = {BACKGROUND: 0} if names and names[0] == BACKGROUND else {}
+    return Classes(names, {**first, **seen} if seen else numbered(names), seen or {}, merged)
 
 
 def _by_pixels(target: Any, sources: Sequence[Source], merged: set[int]) -> dict[str, int]:
