@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 
+import lightning
 import pytest
 import torch
 from helpers.loaders import ALL, keys_of
@@ -33,6 +34,7 @@ from tarpeg import (
     KeyedBatch,
     Layout,
     Loader,
+    Mixture,
     ShardDataModule,
     Split,
     build_cache,
@@ -722,3 +724,77 @@ def test_a_split_that_is_replaced_is_opened(tmp_path):
     data.splits["train"] = Split(f"{tmp_path}/0.tar", CenterCrop(8))
     (batch,) = data.train_dataloader()
     assert {*batch.key} == {f"k{number:04d}" for number in range(4)} and batch.image.shape[-1] == 8
+
+
+@pytest.mark.parametrize("form", ["plain", "trainer"])
+def test_a_source_of_a_mixture_that_is_replaced_is_another(tmp_path, form):
+    for number in range(3):
+        members = [each for i in range(4) for each in sample(4 * number + i)]
+        write_tar(tmp_path / f"{number}.tar", members)
+    part = partial(Split, crop=CenterCrop(16), members=("cls",))
+    sources = {"a": part(f"{tmp_path}/0.tar"), "b": part(f"{tmp_path}/1.tar")}
+    data = ShardDataModule(Mixture(sources, repeat={"a": 1, "b": 1}), batch_size=8, workers=0)
+
+    def seen():
+        if form == "plain":
+            return list(data.train_dataloader())
+        net = Mixed()
+        trainer(tmp_path, max_epochs=1).fit(net, data)
+        return net.batches
+
+    def keys(batches):
+        return sorted(key for batch in batches for key in batch.key)
+
+    assert keys(seen()) == [f"k{number:04d}" for number in range(8)]
+    data.splits["train/a"] = Split(f"{tmp_path}/2.tar", CenterCrop(24), subset=[1, 2], members=("cls",))
+    data.splits["train/b"] = Split(f"{tmp_path}/1.tar", CenterCrop(24), members=("cls",))
+    batches = seen()
+    assert {*keys(batches)} <= {"k0009", "k0010", *(f"k{number:04d}" for number in range(4, 8))}
+    assert {"k0009", "k0010"} <= {*keys(batches)}
+    assert {batch.image.shape[-1] for batch in batches} == {24}
+
+
+class Mixed(lightning.LightningModule):
+    """Keeps the batches of a mixture."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.batches = torch.nn.Linear(1, 1), []
+
+    def training_step(self, batch, _):
+        self.batches.append(batch)
+        return self.layer(torch.zeros(1, 1)).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("before", ["look", "classes", "fit that fails"])
+def test_a_new_data_module_reads_the_names_of_a_table_that_was_corrected(tmp_path, before):
+    write_tar(tmp_path / "a.tar", [each for i in range(4) for each in sample(i)])
+
+    def write(names):
+        rows = [f"k{number:04d},{names[number % 2]}\n" for number in range(4)]
+        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+
+    write(("cat", "dog"))
+    given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
+    split = Split(f"{tmp_path}/a.tar", CenterCrop(16), **given)
+    data = ShardDataModule(split, batch_size=4, workers=0, keys=True)
+    if before == "look":
+        next(iter(data.train_dataloader()))
+    elif before == "fit that fails":
+        with pytest.raises(ArithmeticError):
+            trainer(tmp_path).fit(Net(fails_at="train"), data)
+    assert data.classes == ["cat", "dog"]
+    write(("cat", "ant"))
+    again = ShardDataModule(split, batch_size=4, workers=0, keys=True)
+    assert again.classes == ["ant", "cat"]
+    (batch,) = again.train_dataloader()
+    assert {*zip(batch.key, batch.label.tolist(), strict=True)} == {
+        ("k0000", 1),
+        ("k0001", 0),
+        ("k0002", 1),
+        ("k0003", 0),
+    }
+    assert again.state_dict()["classes"] == ["ant", "cat"]

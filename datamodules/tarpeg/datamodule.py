@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import lightning
 import torch
@@ -218,6 +218,8 @@ class ShardDataModule(lightning.LightningDataModule):
         self._numbers: dict[str, dict[str, int]] = {}  # of all names, by kind: of labels, and of masks
         self._stored: list[str] = []  # of the classes of the last checkpoint
         self._samples: dict[str, tuple[Split, Source]] = {}
+        for split in self._given().values():
+            split.forget()  # what another data module has read
         # Those that are still in use, and their Trainers: a loader that is not any more ends its workers.
         self._loaders: list[tuple[weakref.ref[Loader], Callable[[], lightning.Trainer | None]]] = []
         self._train: Loader | None = None
@@ -720,7 +722,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _loader(self, name: str) -> Loader:
         self._forget_ended()
-        is_train, mixture = kind_of(name) == "train", self._mixture if name == "train" else None
+        is_train, mixture = kind_of(name) == "train", self._current_mixture() if name == "train" else None
         split = self.splits.get(name) if mixture is None else next(iter(mixture.sources.values()))
         if split is None:
             raise ValueError(f"there is no {name} split: pass ShardDataModule({name}=Split(...))")
@@ -778,6 +780,15 @@ class ShardDataModule(lightning.LightningDataModule):
             elif is_train:
                 warn_if_alone("Give Trainer(strategy='ddp', devices=...), with the processes of a node.")
         return loader
+
+    def _current_mixture(self) -> Mixture | None:
+        """Return the mixture with the sources that ``splits`` has, of which some may have been replaced."""
+        if self._mixture is None:
+            return None
+        sources = {part: self.splits[f"train/{part}"] for part in self._mixture.sources}
+        if any(sources[part] is not split for part, split in self._mixture.sources.items()):
+            self._mixture = replace(self._mixture, sources=cast("dict[str, Split]", sources))
+        return self._mixture
 
     def _keep(self, loader: Loader) -> None:
         """Keep a loader to close it; it replaces those of its split that are not used any more.

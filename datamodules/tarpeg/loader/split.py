@@ -244,6 +244,7 @@ class Split:
         found: Labels | None
         if self.labels is not None:
             table = read_table(self.labels, self.key, label.places)
+            vars(self)["_form_of_table"] = form_of_table(table, label)  # as it is now
             if source is None:
                 return streamed_table_labels(table, label)
             found = table_labels(table, label, source, subset_ids(self.subset, len(source)))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ..errors import ShardError, warn
 from ..files import read_regular, write_json
-from .label import names_of
 from .manifest import read_manifest
 
 BACKGROUND = "__background__"  # the name of label 0 of data sets with objects
@@ -41,6 +40,13 @@ def stored_classes(folder: Path) -> list[str] | None:
             'label of each name, all numbers from 0 on, {"NAME": 0, "OTHER": 1}'
         )
     return names
+
+
+def names_of(numbers: Mapping[str, int]) -> list[str] | None:
+    """Return names by label; None if a label has no name, or two."""
+    names = {number: name for name, number in numbers.items()}
+    is_complete = len(names) == len(numbers) and {*names} == {*range(len(names))}
+    return [names[number] for number in range(len(names))] if is_complete and names else None
 
 
 def classes_beside(paths: Iterable[Path]) -> list[str] | None:

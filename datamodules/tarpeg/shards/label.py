@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShardError, similar
+from .classes import names_of
 from .index import Int64
 from .labels import LONGEST_JSON, document_of, field_of
 from .source import Source, digest, missing, plain, where_of
@@ -303,13 +304,6 @@ def _whole(cell: Any) -> Any:
 def _name(cell: Any) -> str:
     """Return the name of a class: macOS writes letters with accents as two (NFD), most programs do not."""
     return unicodedata.normalize("NFC", str(_whole(cell)).strip())
-
-
-def names_of(numbers: Mapping[str, int]) -> list[str] | None:
-    """Return names by label; None if a label has no name, or two."""
-    names = {number: name for name, number in numbers.items()}
-    is_complete = len(names) == len(numbers) and {*names} == {*range(len(names))}
-    return [names[number] for number in range(len(names))] if is_complete and names else None
 
 
 def is_missing(cell: Any) -> bool:

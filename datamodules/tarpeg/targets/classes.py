@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ShardError, warn
-from ..shards.classes import BACKGROUND
-from ..shards.label import names_of
+from ..shards.classes import BACKGROUND, names_of
 from ..shards.source import Source, plain, where_of
 from .annotations import Place, documents_of, objects_at, table_of
 from .mask_classes import numbers_in_masks
