@@ -775,3 +775,54 @@ def test_sizes_with_a_point(tmp_path):
     ]
     rewrite(tmp_path, {**document, "images": images})
     assert pack(tmp_path).left_out == ()
+
+
+@pytest.mark.parametrize("form", ["group", "has objects", "of one class", "no supercategory"])
+def test_the_group_of_all_categories_is_none_of_them(tmp_path, form, caplog):
+    """Roboflow's exports begin with a category 0, the supercategory of all others."""
+    document = coco(tmp_path)
+    table = {each["id"]: number for number, each in enumerate(CATEGORIES, start=1)}
+    for each in document["annotations"]:
+        each["category_id"] = table[each["category_id"]]
+    group = {} if form == "no supercategory" else {"supercategory": "things"}
+    others = [{"id": table[each["id"]], "name": each["name"], **group} for each in CATEGORIES]
+    if form == "of one class":
+        others[-1]["supercategory"] = "tools"
+    document["categories"] = [{"id": 0, "name": "things", "supercategory": "none"}, *others]
+    if form == "has objects":
+        document["annotations"].append({**document["annotations"][-1], "id": 99, "category_id": 0})
+    last = document["annotations"][-1]
+    document["annotations"] += [{**last, "id": 90 + each, "category_id": each} for each in (1, 2, 3)]
+    rewrite(tmp_path, document)
+    report = pack(tmp_path)
+    split = tarpeg.Split(report.shards, tarpeg.Whole(32), targets=tarpeg.Boxes("json:objects"))
+    assert split.classes() == (list(TABLE) if form == "group" else None)
+    stored = json.loads((tmp_path / "out" / "classes.json").read_text())
+    names = [name for name in ("__background__", "things", *TABLE) if form != "group" or name != "things"]
+    assert [*stored] == [*dict.fromkeys(names)]
+    assert ("category_id 0 is" in caplog.text) == (form != "group")
+
+
+def test_names_that_begin_with_the_background_are_not_those_of_labels_from_0(tmp_path):
+    one = numbered(tmp_path / "one", (0, 1, 2))
+    document = coco(tmp_path / "two")
+    document["annotations"] = [each for each in document["annotations"] if each["category_id"] != 3]
+    for each in document["annotations"]:
+        each["category_id"] = {17: 1, 90: 2}[each["category_id"]]
+    document["categories"] = [{"id": 1, "name": "cat"}, {"id": 2, "name": "brush"}]
+    last = document["annotations"][-1]
+    document["annotations"] += [{**last, "id": 90 + each, "category_id": each} for each in (1, 2)]
+    rewrite(tmp_path / "two", document)
+    two = pack(tmp_path / "two").shards
+    splits = [
+        tarpeg.Split(each, tarpeg.Whole(32), target=None, targets=tarpeg.Boxes("json:objects"))
+        for each in (one, two)
+    ]
+    assert splits[1].classes() == ["__background__", "cat", "brush"]
+    try:
+        data = tarpeg.ShardDataModule(*splits, workers=0)
+        data.setup()
+    except ShardError as error:
+        assert "label 0 is '__background__'" in str(error) or "label 0 is 'car'" in str(error)
+    else:
+        assert data.classes is None

@@ -52,6 +52,7 @@ class _Image(msgspec.Struct):
 class _Category(msgspec.Struct):
     id: int
     name: str
+    supercategory: Any = None
 
 
 class _File(msgspec.Struct):
@@ -63,6 +64,7 @@ class _File(msgspec.Struct):
 class _Owner(msgspec.Struct):
     image_id: int | str
     segments_info: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    category_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,11 @@ class Coco:
             "categories", {each.id: each.name for each in file.categories}, file.categories
         )
         self._unique("images", {each.id: each.file_name for each in file.images}, file.images)
-        own, broken = self._by_image(file)
+        own, broken, has_zero = self._by_image(file)
+        # Roboflow's first category is the group of all others, which no object has.
+        others = [each for each in file.categories if each.id != 0]
+        if others and not has_zero and all(each.supercategory == categories.get(0) for each in others):
+            categories.pop(0, None)
         member = mask_member(each.file_name for each in file.images)
         keys, images = Keys(str(folder)), list[AnnotatedImage]()
         for each in file.images:
@@ -201,9 +207,10 @@ class Coco:
                 )
         return names
 
-    def _by_image(self, file: _File) -> tuple[dict[Any, list[msgspec.Raw]], list[str]]:
-        """Return the annotations of each image, and a text for each that is of none."""
+    def _by_image(self, file: _File) -> tuple[dict[Any, list[msgspec.Raw]], list[str], bool]:
+        """Return the annotations of each image, a text for each of none, and whether one is of class 0."""
         own, known, broken = defaultdict[Any, list[msgspec.Raw]](list), {each.id for each in file.images}, []
+        has_zero = False
         decoder = msgspec.json.Decoder(_Owner)
         for number, raw in enumerate(file.annotations):
             try:
@@ -219,13 +226,14 @@ class Coco:
                     'objects="json:objects", id="id")'
                 )
             image = owner.image_id
+            has_zero |= owner.category_id is not msgspec.UNSET and bytes(owner.category_id) == b"0"
             if image in known:
                 own[image].append(raw)
             else:
                 broken.append(
                     f"{self.annotations}: annotations.{number} is of image {image!r}, which is not in images"
                 )
-        return own, broken
+        return own, broken, has_zero
 
 
 @dataclass(frozen=True)

@@ -445,15 +445,16 @@ def _common_labels(
 def names_of_all(splits: Iterable[Split]) -> list[str]:
     """Return the longest list of names by label that a split has.
 
-    Empty if another split has other names, which no object of its own shows, or labels beyond them.
+    Empty if another split has other names for the labels, or labels beyond them.
 
     Raises ShardError as ``Split.classes``.
     """
     named = [(split.classes() or [], split.class_numbers()) for split in splits]
     names = max((names for names, _ in named), key=len, default=[])
-    labels = [label for _, kinds in named for table in kinds.values() for label in table.values()]
-    agree = all(own == names[: len(own)] for own, _ in named)
-    return names if agree and all(label < len(names) for label in labels) else []
+    labels = [each for _, kinds in named for table in kinds.values() for each in by_label(table).items()]
+    is_one = all(own == names[: len(own)] for own, _ in named)
+    is_one &= all(label < len(names) and names[label] in known for label, known in labels)
+    return names if is_one else []
 
 
 def _warn_of_other_tables(splits: Mapping[str, Split], known: Mapping[str, bool]) -> None:
