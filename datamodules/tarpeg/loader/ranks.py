@@ -440,8 +440,8 @@ def _rank_in_mesh(given: Mesh) -> tuple[int, int]:
     if wrong := [name for name in names if name not in known]:
         raise ValueError(
             f"mesh=(mesh, {wrong[0]!r}): the dimensions of the mesh are {known}; several data-parallel ones "
-            "follow each other, such as mesh=(mesh, 'dp_replicate', 'dp_shard'). A flattened one is a mesh by "
-            f"itself: mesh=mesh[{wrong[0]!r}]"
+            "follow each other, such as mesh=(mesh, 'dp_replicate', 'dp_shard'). A flattened one is a mesh "
+            f"by itself: mesh=mesh[{wrong[0]!r}]"
         )
     place = mesh.get_coordinate()
     if place is None:
