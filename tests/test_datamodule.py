@@ -754,6 +754,33 @@ def test_a_source_of_a_mixture_that_is_replaced_is_another(tmp_path, form):
     assert {batch.image.shape[-1] for batch in batches} == {24}
 
 
+def test_a_mixture_is_replaced_by_a_split_and_a_split_by_a_mixture(tmp_path):
+    for number in range(3):
+        write_tar(tmp_path / f"{number}.tar", [each for i in range(4) for each in sample(4 * number + i)])
+    splits = [Split(f"{tmp_path}/{number}.tar", CenterCrop(16), members=("cls",)) for number in range(3)]
+    data = ShardDataModule(
+        Mixture(dict(zip("ab", splits, strict=False)), repeat={"a": 1, "b": 1}), batch_size=4, workers=0
+    )
+
+    def keys():
+        net = Mixed()
+        trainer(tmp_path, max_epochs=1).fit(net, data)
+        return sorted(int(key[1:]) for batch in net.batches for key in batch.key)
+
+    assert keys() == [*range(8)]
+    data.splits["train"] = splits[2]
+    assert keys() == [*range(8, 12)] and {name for name in data.splits if "train" in name} == {"train"}
+    data.splits["train"] = Mixture({"c": splits[2], "a": splits[0]}, repeat={"c": 1, "a": 1})
+    assert data.num_classes is None and keys() == [*range(4), *range(8, 12)]
+    assert {name for name in data.splits if "train" in name} == {"train/c", "train/a"}
+    data.splits["train/b"] = splits[1]
+    with pytest.raises(ValueError, match=r"splits has the sources \['c', 'a', 'b'\] of the mixture of"):
+        keys()
+    del data.splits["train/b"], data.splits["train/a"]
+    with pytest.raises(ValueError, match=r"sources \['c'\] .*: give splits\[\"train\"\] = tarpeg.Mixture"):
+        keys()
+
+
 class Mixed(lightning.LightningModule):
     """Keeps the batches of a mixture."""
 

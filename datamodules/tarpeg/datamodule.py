@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import lightning
 import torch
@@ -45,7 +45,7 @@ from .loader.mixture import Mixture, MixtureLoader
 from .loader.preprocessing import check_preprocessing, described
 from .loader.ranks import Mesh, data_rank, rank_of_strategy, warn_if_alone
 from .loader.split import Split
-from .loader.state import checked_classes
+from .loader.state import StoredClasses, checked_classes
 from .machine import warn_about_spinning_threads
 from .ops import library
 from .sampling.epochs import EpochCounter
@@ -216,6 +216,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._has_common_classes = False
         self._names: list[str] = []  # of the classes, of the split that has most
         self._numbers: dict[str, dict[str, int]] = {}  # of all names, by kind: of labels, and of masks
+        self._seen: dict[str, dict[str, int]] = {}  # those that only pixels of masks show
         self._stored: list[str] = []  # of the classes of the last checkpoint
         self._samples: dict[str, tuple[Split, Source]] = {}
         for split in self._given().values():
@@ -433,11 +434,14 @@ class ShardDataModule(lightning.LightningDataModule):
         name = self._first_of("val")
         first, *others = self._numbers.items() or [("", {})]
         has_gaps = bool(first[1]) and not self._names  # in the labels
-        state: dict[str, Any] = {"classes": [] if has_gaps else self._names or self._stored}
+        has_own = bool(self._numbers or self._seen)
+        state: dict[str, Any] = {"classes": self._names if has_own else self._stored}
         if has_gaps or {*first[1]} != {*self._names}:  # those that objects show
             state["labels"] = first[1]
         if others:
             state["other_labels"] = dict(others)
+        if self._seen:
+            state["seen_labels"] = self._seen
         pending = self._place if self.trainer is None or self._has_ended else self._resume
         if pending is not None:  # loaded, and no loader was made since
             state["train"] = dict(pending)
@@ -454,10 +458,9 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         # Lightning saves and restores the loader's own state too, but loses it if
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
-        (self._stored, labels, others), state = checked_classes(state_dict), state_dict.get("train")
-        check_classes(labels, next(iter(self._numbers.values()), {}))
-        for kind, numbers in others.items():
-            check_classes(numbers, self._numbers.get(kind, {}))
+        stored, state = checked_classes(state_dict), state_dict.get("train")
+        self._stored = stored.names
+        self._check_classes(stored)
         self._check_preprocessing(state_dict.get("preprocessing"))
         self._forget_ended()
         if self.trainer is None:
@@ -629,6 +632,18 @@ class ShardDataModule(lightning.LightningDataModule):
         """Return the name of the split of a kind, "val" or "test", the first of several; None without one."""
         return next((name for name in self._given() if kind_of(name) == kind), None)
 
+    def _check_classes(self, stored: StoredClasses) -> None:
+        """Compare the classes of a checkpoint with those of the splits. Raises ShardError."""
+        first = next(iter(self._numbers.values()), None)
+        if first is None and self._seen:
+            check_classes(stored.labels, next(iter(self._seen.values())), is_sure=False)
+        else:
+            check_classes(stored.labels, first or {})
+        known = self._numbers | self._seen
+        for kind, table in (stored.others | stored.seen).items():
+            is_sure = kind in stored.others and kind in self._numbers
+            check_classes(table, known.get(kind, {}), is_sure=is_sure)
+
     def _described(self, name: str) -> dict[str, Any]:
         return described(self._given()[name], self.augment)
 
@@ -645,6 +660,7 @@ class ShardDataModule(lightning.LightningDataModule):
             check_preprocessing(name, self._described(name), stored)
 
     def _given(self) -> dict[str, Split]:
+        self._adopt_train()
         return {name: split for name, split in self.splits.items() if split is not None}
 
     @property
@@ -663,7 +679,8 @@ class ShardDataModule(lightning.LightningDataModule):
             with warnings.catch_warnings():
                 if not data_rank(**self._ranks()).is_first:
                     warnings.simplefilter("ignore")
-                self._names, self._numbers, self._has_common_classes = common_classes(self._labelled())
+                common = common_classes(self._labelled())
+            self._names, self._numbers, self._seen, self._has_common_classes = common
 
     def _check_network(self) -> None:
         """Raise ShardError if the network has too few classes for labels; targets have tables."""
@@ -722,7 +739,8 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _loader(self, name: str) -> Loader:
         self._forget_ended()
-        is_train, mixture = kind_of(name) == "train", self._current_mixture() if name == "train" else None
+        self._adopt_train()
+        is_train, mixture = kind_of(name) == "train", self._mixture if name == "train" else None
         split = self.splits.get(name) if mixture is None else next(iter(mixture.sources.values()))
         if split is None:
             raise ValueError(f"there is no {name} split: pass ShardDataModule({name}=Split(...))")
@@ -781,14 +799,31 @@ class ShardDataModule(lightning.LightningDataModule):
                 warn_if_alone("Give Trainer(strategy='ddp', devices=...), with the processes of a node.")
         return loader
 
-    def _current_mixture(self) -> Mixture | None:
-        """Return the mixture with the sources that ``splits`` has, of which some may have been replaced."""
-        if self._mixture is None:
-            return None
-        sources = {part: self.splits[f"train/{part}"] for part in self._mixture.sources}
-        if any(sources[part] is not split for part, split in self._mixture.sources.items()):
-            self._mixture = replace(self._mixture, sources=cast("dict[str, Split]", sources))
-        return self._mixture
+    def _adopt_train(self) -> None:
+        """Train on what ``splits`` has now: a mixture, a split in place of it, or others of its sources.
+
+        Raises ValueError for a source that the mixture does not have.
+        """
+        train: Any = self.splits.get("train")
+        names = [name for name in self.splits if name.startswith("train/")]
+        if isinstance(train, Mixture) or (train is not None and self._mixture is not None):
+            for name in ["train", *names]:
+                self.splits.pop(name, None)
+            self._mixture = train if isinstance(train, Mixture) else None
+            given = {"train": train} if self._mixture is None else self._mixture.sources
+            self.splits |= (
+                given if self._mixture is None else {f"train/{name}": given[name] for name in given}
+            )
+        elif self._mixture is not None:
+            sources: dict[str, Any] = {name.partition("/")[2]: self.splits[name] for name in names}
+            if {*sources} != {*self._mixture.sources} or None in sources.values():
+                raise ValueError(
+                    f"splits has the sources {[*sources]} of the mixture of {self._mixture.names}: give "
+                    'splits["train"] = tarpeg.Mixture(...)'
+                )
+            if any(sources[name] is not split for name, split in self._mixture.sources.items()):
+                sources = {name: sources[name] for name in self._mixture.sources}
+                self._mixture = replace(self._mixture, sources=sources)
 
     def _keep(self, loader: Loader) -> None:
         """Keep a loader to close it; it replaces those of its split that are not used any more.

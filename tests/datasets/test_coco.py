@@ -380,6 +380,58 @@ def test_a_checkpoint_keeps_the_numbers_of_masks_beside_boxes_by_name(tmp_path):
     data("three", (1, 2, 3)).load_state_dict(one.state_dict())
 
 
+@pytest.mark.parametrize("beside", ["boxes", "nothing"])
+def test_a_checkpoint_keeps_the_numbers_that_pixels_of_masks_show(tmp_path, beside):
+    boxes = tarpeg.Boxes("json:objects", label="category", labels=TABLE)
+
+    def data(name, numbers):
+        shards = painted(tmp_path / name, (1, 2, 3), numbers)
+        targets = [tarpeg.Masks("png"), boxes] if beside == "boxes" else tarpeg.Masks("png")
+        found = tarpeg.ShardDataModule(val=tarpeg.Split(shards, tarpeg.Whole(32), targets=targets), workers=0)
+        found.setup("validate")
+        return found
+
+    stated, one, two = data("stated", (1, 2, 3)), data("one", (3, 1, 2)), data("two", (7, 8, 9))
+    text = "by the pixels under objects, class '(car|cat|brush)' had the number of masks"
+    for then, now in ((stated, one), (one, stated), (one, two), (two, stated)):
+        with pytest.warns(UserWarning, match=text):
+            now.load_state_dict(then.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for each in (stated, one, two):
+            each.load_state_dict(each.state_dict())
+    assert one.state_dict()["seen_labels"] == {"mask": {"car": 3, "cat": 1, "brush": 2}}
+    with pytest.raises(ResumeError, match=r"seen_labels=.* of the data module's state must be integers"):
+        one.load_state_dict({"classes": [], "seen_labels": {"mask": {"car": "3"}}})
+
+
+def test_a_class_behind_another_has_no_number_in_masks(tmp_path):
+    """Two of VOC's sofas with a person in the middle of their boxes."""
+    names = ("person", "sofa")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "masks").mkdir()
+    categories = [{"id": id, "name": name} for id, name in enumerate(names, 1)]
+    document = {"images": [], "annotations": [], "categories": categories}
+    for number in range(8):
+        Image.new("RGB", (96, 64)).save(tmp_path / "images" / f"{number}.jpg")
+        document["images"].append({"id": number, "file_name": f"{number}.jpg", "width": 96, "height": 64})
+        mask = np.zeros((64, 96), np.uint8)
+        boxes = [(30, 10, 30, 40, 1)]
+        if number % 2:
+            mask[5:55, 10:80] = 2
+            boxes.append((10, 5, 70, 50, 2))
+        mask[10:50, 24:66] = 1
+        for *box, id in boxes:
+            each = {"image_id": number, "category_id": id, "bbox": box, "iscrowd": 0, "area": 9}
+            document["annotations"].append({"id": 10 * number + id, **each})
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{number}.png")
+    rewrite(tmp_path, document)
+    shards = pack(tmp_path, masks=tmp_path / "masks").shards
+    split = tarpeg.Split(shards, tarpeg.Whole(32), targets=tarpeg.Masks("png"))
+    assert split.class_numbers() == {"mask": {"person": 1}}
+    assert split.classes() == ["__background__", *names]
+
+
 @pytest.mark.parametrize("form", ["splits", "mixture", "checkpoint", "checkpoint of all", "one list"])
 def test_a_class_without_objects_has_no_label_to_compare(tmp_path, form):
     def shards(place, ids, shown):
@@ -801,6 +853,23 @@ def test_the_group_of_all_categories_is_none_of_them(tmp_path, form, caplog):
     names = [name for name in ("__background__", "things", *TABLE) if form != "group" or name != "things"]
     assert [*stored] == [*dict.fromkeys(names)]
     assert ("category_id 0 is" in caplog.text) == (form != "group")
+
+
+def test_the_group_may_have_the_name_of_a_class(tmp_path):
+    document = coco(tmp_path)
+    document["annotations"] = [{**each, "category_id": 1} for each in document["annotations"]]
+    document["categories"] = [
+        {"id": 0, "name": "car", "supercategory": "none"},
+        {"id": 1, "name": "car", "supercategory": "car"},
+    ]
+    rewrite(tmp_path, document)
+    report = pack(tmp_path)
+    split = tarpeg.Split(report.shards, tarpeg.Whole(32), targets=tarpeg.Boxes("json:objects"))
+    assert split.classes() == ["__background__", "car"]
+    document["categories"][1]["supercategory"] = "none"
+    rewrite(tmp_path, document)
+    with pytest.raises(ShardError, match="two of categories have the name 'car'"):
+        pack(tmp_path, out="other")
 
 
 def test_names_that_begin_with_the_background_are_not_those_of_labels_from_0(tmp_path):

@@ -20,7 +20,7 @@ from training.tasks import Task
 
 
 def table(tmp_path, header, row):
-    path = tmp_path / "labels.csv"
+    path = tmp_path / f"{header}.csv"  # a later fit reads its table again
     path.write_text("\n".join([header, *(f"{key}.jpg,{row(number)}" for number, key in enumerate(ALL))]))
     return path
 

@@ -133,15 +133,14 @@ class Coco:
         if self.masks is not None:
             masks = folder_of("masks", self.masks)
         file = self._read()
-        categories = self._unique(
-            "categories", {each.id: each.name for each in file.categories}, file.categories
-        )
         self._unique("images", {each.id: each.file_name for each in file.images}, file.images)
         own, broken, has_zero = self._by_image(file)
+        listed = file.categories
         # Roboflow's first category is the group of all others, which no object has.
-        others = [each for each in file.categories if each.id != 0]
-        if others and not has_zero and all(each.supercategory == categories.get(0) for each in others):
-            categories.pop(0, None)
+        group, others = [each for each in listed if each.id == 0], [each for each in listed if each.id != 0]
+        if group and others and not has_zero and {each.supercategory for each in others} == {group[0].name}:
+            listed = others
+        categories = self._unique("categories", {each.id: each.name for each in listed}, listed)
         member = mask_member(each.file_name for each in file.images)
         keys, images = Keys(str(folder)), list[AnnotatedImage]()
         for each in file.images:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -383,12 +383,24 @@ def check_overlap(splits: Mapping[str, Split]) -> bool:
     return len(places) == len(splits)
 
 
-def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], dict[str, dict[str, int]], bool]:
-    """Return the names of the classes by label, the labels by name, and whether all splits were compared.
+class CommonClasses(NamedTuple):
+    """The classes of several splits.
 
-    Returns:
-        As ``names_of_all``; the labels of all names, which may have gaps, as ``Split.class_numbers``, but for
-        those of masks that only their pixels show; False if a split cannot be opened.
+    Args:
+        names: As ``names_of_all``.
+        numbers: The labels of all names, which may have gaps, as ``Split.class_numbers``.
+        seen: Those of masks that only their pixels show.
+        is_whole: False if a split cannot be opened.
+    """
+
+    names: list[str]
+    numbers: dict[str, dict[str, int]]
+    seen: dict[str, dict[str, int]]
+    is_whole: bool
+
+
+def common_classes(splits: Mapping[str, Split]) -> CommonClasses:
+    """Compare the classes of all splits.
 
     Raises:
         ShardError: If a label has two names, or a class two labels, because the shards of the splits were
@@ -402,8 +414,12 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], dict[str, di
     _warn_of_other_tables(splits, known)
     kinds = {kind for each in numbers.values() for kind in each}
     found = {kind: _common_labels(splits, numbers, kind) for kind in sorted(kinds, key=labels_first)}
-    labels = {kind: table for kind, (table, is_sure) in found.items() if is_sure}
-    return names_of_all([splits[name] for name in numbers]), labels, len(numbers) == len(splits)
+    sure, seen = (
+        {kind: table for kind, (table, is_sure) in found.items() if is_sure == wanted}
+        for wanted in (True, False)
+    )
+    names = names_of_all([splits[name] for name in numbers])
+    return CommonClasses(names, sure, seen, len(numbers) == len(splits))
 
 
 def _common_labels(

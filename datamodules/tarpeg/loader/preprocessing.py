@@ -191,7 +191,7 @@ def stored_in(content: Mapping[str, Any]) -> tuple[Stored | None, list[str]]:
     """Return what ``described`` stored in a checkpoint, by whatever data module, and the classes."""
     for state in content.values():
         if isinstance(state, Mapping) and isinstance(found := state.get("preprocessing"), dict):
-            return found, checked_classes(state)[0]
+            return found, checked_classes(state).names
     return None, []
 
 

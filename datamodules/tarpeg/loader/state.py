@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ResumeError
 from ..remedies import Message, Setting
@@ -82,11 +82,24 @@ def checked_position(state: Mapping[str, Any]) -> tuple[int, int]:
     return epoch, batches
 
 
-def checked_classes(state: Any) -> tuple[list[str], dict[str, int], dict[str, dict[str, int]]]:
-    """Return the names of the classes in the state of a data module, labels by name, and those of masks.
+class StoredClasses(NamedTuple):
+    """The classes in the state of a data module.
 
-    Raises ResumeError if they are none.
+    Args:
+        names: By label; empty if labels have gaps, or no names.
+        labels: By name.
+        others: Labels by name of other kinds of classes, such as of masks beside boxes.
+        seen: As ``others``, of masks whose pixels alone show them.
     """
+
+    names: list[str]
+    labels: dict[str, int]
+    others: dict[str, dict[str, int]]
+    seen: dict[str, dict[str, int]]
+
+
+def checked_classes(state: Any) -> StoredClasses:
+    """Return the classes in the state of a data module. Raises ResumeError if they are none."""
     if not isinstance(state, Mapping):
         raise ResumeError(f"the state of the data module is a {type(state).__name__}, not a dict. {REMEDY}")
     names = state.get("classes") or []
@@ -95,15 +108,17 @@ def checked_classes(state: Any) -> tuple[list[str], dict[str, int], dict[str, di
             f"classes={shown(names)} of the data module's state must be a list of names. {REMEDY}"
         )
     labels = state.get("labels") or {name: label for label, name in enumerate(names)}
-    others = state.get("other_labels") or {}
-    for name, each in (("labels", labels), *(("other_labels", each) for each in _values(others))):
+    others, seen = state.get("other_labels") or {}, state.get("seen_labels") or {}
+    parts = [("other_labels", each) for each in _values(others)]
+    parts += [("seen_labels", each) for each in _values(seen)]
+    for name, each in (("labels", labels), *parts):
         if not isinstance(each, dict) or not all(
             isinstance(key, str) and type(label) is int for key, label in each.items()
         ):
             raise ResumeError(
                 f"{name}={shown(each)} of the data module's state must be integers by name. {REMEDY}"
             )
-    return names, labels, others
+    return StoredClasses(names, labels, others, seen)
 
 
 def _values(given: Any) -> list[Any]:

@@ -50,10 +50,15 @@ def check_target(target: Target) -> None:
         raise ValueError(f"target={target!r} must have at least one label; give None for samples without")
 
 
-def check_classes(labels: Mapping[str, int], numbers: Mapping[str, int]) -> None:
+def check_classes(labels: Mapping[str, int], numbers: Mapping[str, int], *, is_sure: bool = True) -> None:
     """Compare the labels of a checkpoint, by name of the class, with those of now.
 
     Raises ShardError if a class has another label now, and warns if a label has a new name.
+
+    Args:
+        labels: Of the checkpoint.
+        numbers: Of now.
+        is_sure: Whether both are stated; numbers that were seen in masks are a warning.
     """
     then, now = by_label(labels), by_label(numbers)
     changed = [label for label in sorted(then.keys() & now.keys()) if not then[label] & now[label]]
@@ -62,6 +67,14 @@ def check_classes(labels: Mapping[str, int], numbers: Mapping[str, int]) -> None
         label = changed[0]
         one, other = min(then[label]), min(now[label])
         text = f"label {label} was {one!r} when the checkpoint was made and is {other!r} now"
+    if not is_sure and moved:
+        name = moved[0]
+        warn(
+            f"by the pixels under objects, class {name!r} had the number of masks {labels[name]} when the "
+            f"checkpoint was made and has {numbers[name]} now, which is another class for the network. Give "
+            "Masks a table, labels={NUMBER: CLASS}, or masks with the same numbers"
+        )
+        return
     if moved and not changed:
         name = moved[0]
         raise ShardError(

@@ -7,6 +7,7 @@ those less one, or a palette of the user's own, and nothing in the files says wh
 from __future__ import annotations
 
 import io
+import math
 from collections import Counter
 from typing import Any
 
@@ -19,9 +20,9 @@ from ..shards.source import Source, where_of
 from .annotations import Place, documents_of, is_finite, objects_at
 
 _OBJECTS = Place("json", "objects")  # as make_shards writes them
-_MOST, _AT_ONCE = 128, 32  # samples
+_MOST, _AT_ONCE = 64, 16  # samples
 _ENOUGH = 4  # objects of each class
-_LEAST = 2
+_LEAST = 3
 _NOT_CLASSES = (0, 255)  # the background, and what is left out
 _IN_OBJECT, _OVER_OBJECTS = 0.6, 0.8  # shares of the most frequent number
 
@@ -29,7 +30,7 @@ _IN_OBJECT, _OVER_OBJECTS = 0.6, 0.8  # shares of the most frequent number
 def numbers_in_masks(source: Source, extension: str) -> dict[str, tuple[int, str]]:
     """Return the number that most pixels under the objects of a ``category`` have, and a sample of it.
 
-    A class is left out if its objects disagree, or are fewer than two.
+    A class is left out if its objects disagree or are few, and if more objects of another have its number.
     """
     votes, where = dict[str, Counter[int]](), dict[str, str]()
     for begin in range(0, min(len(source), _MOST), _AT_ONCE):
@@ -50,12 +51,12 @@ def numbers_in_masks(source: Source, extension: str) -> dict[str, tuple[int, str
                     where.setdefault(name, where_of(source, id))
         if not votes or all(each.total() >= _ENOUGH for each in votes.values()):
             break
-    found = {name: (*each.most_common(1)[0], each.total()) for name, each in votes.items()}
-    return {
-        name: (number, where[name])
-        for name, (number, count, total) in found.items()
-        if count >= _LEAST and count >= _OVER_OBJECTS * total
-    }
+    found = dict[int, tuple[int, str]]()  # of each number, the class with most objects: others are behind it
+    for name, each in votes.items():
+        ((number, count),) = each.most_common(1)
+        if count >= _LEAST and count >= _OVER_OBJECTS * each.total():
+            found[number] = max(found.get(number, (0, "")), (count, name))
+    return {name: (number, where[name]) for number, (_, name) in found.items()}
 
 
 def _pixels(picture: bytes) -> npt.NDArray[Any] | None:
@@ -85,12 +86,18 @@ def _inside(each: dict[str, Any], mask: npt.NDArray[Any]) -> npt.NDArray[Any] | 
     """Return the pixels in the polygons of an object, or in the middle of its box."""
     polygons = each.get("segmentation")
     if isinstance(polygons, list) and polygons:
-        area = Image.new("1", mask.shape[::-1])
-        for polygon in polygons:
-            if not isinstance(polygon, list) or len(polygon) < 6 or not all(map(is_finite, polygon)):
-                return None
-            ImageDraw.Draw(area).polygon(polygon, fill=1)
-        found: npt.NDArray[Any] = mask[np.asarray(area)]
+        if not all(isinstance(one, list) and len(one) >= 6 and all(map(is_finite, one)) for one in polygons):
+            return None
+        xs, ys = ([at for one in polygons for at in one[axis::2]] for axis in (0, 1))
+        left, top = max(0, math.floor(min(xs))), max(0, math.floor(min(ys)))
+        part = mask[top : math.ceil(max(ys)) + 1, left : math.ceil(max(xs)) + 1]
+        if not part.size:
+            return None
+        area = Image.new("1", part.shape[::-1])
+        for one in polygons:
+            corners = zip(one[::2], one[1::2], strict=False)
+            ImageDraw.Draw(area).polygon([(x - left, y - top) for x, y in corners], fill=1)
+        found: npt.NDArray[Any] = part[np.asarray(area)]
         return found
     box = each.get("bbox")
     if not isinstance(box, list) or len(box) != 4 or not all(map(is_finite, box)):
