@@ -32,6 +32,7 @@ from tarpeg import (
     DataStallMonitor,
     DecodeError,
     KeyedBatch,
+    Label,
     Layout,
     Loader,
     Mixture,
@@ -706,6 +707,45 @@ def test_loaders_that_lightning_reloads_read_what_is_there_then(tmp_path, reload
         for each in range(3)
     ]
     assert found == [[10 * each * reload + 1] * 4 * (each * reload + 1) for each in range(3)]
+
+
+@pytest.mark.parametrize("has_val", [False, True])
+@pytest.mark.parametrize("then", ["gone", "renamed", "listed"])
+def test_classes_that_a_reload_numbers_anew_are_an_error(tmp_path, has_val, then):
+    write_tar(tmp_path / "a.tar", [each for i in range(6) for each in sample(i)])
+    write_tar(tmp_path / "b.tar", [each for i in range(6) for each in sample(i)])
+
+    def write(*names):
+        rows = [f"k{number:04d},{names[number % 3]}\n" for number in range(6)]
+        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+
+    class Writes(Callback):
+        def on_train_epoch_end(self, trainer, net):
+            write(
+                *{"gone": ("bee", "bee", "cat"), "listed": ("bee", "bee", "cat")}.get(
+                    then, ("ant", "bee", "cow")
+                )
+            )
+
+    write("ant", "bee", "cat")
+    target = Label("label", classes=["ant", "bee", "cat"]) if then == "listed" else "label"
+    given = {"labels": tmp_path / "labels.csv", "key": "key", "target": target}
+    splits = [Split(f"{tmp_path}/{name}.tar", CenterCrop(16), **given) for name in "ab"]
+    data = ShardDataModule(*splits[: 1 + has_val], batch_size=3, workers=0, keys=True)
+    net = Net()
+    run = trainer(tmp_path, max_epochs=2, callbacks=[Writes()], reload_dataloaders_every_n_epochs=1)
+    if then == "listed":
+        run.fit(net, data)
+        assert {int(label) for batch in net.seen["train"][2:] for label in batch.label} == {1, 2}
+    elif then == "renamed":
+        with pytest.warns(
+            UserWarning, match="label 2 was 'cat' before this reload and is 'cow' now: right if"
+        ):
+            run.fit(net, data)
+    else:
+        text = r"label 0 was 'ant' before this reload and is 'bee' now: .*give classes=\[...\] to its Label"
+        with pytest.raises(ShardError, match=text):
+            run.fit(net, data)
 
 
 def test_a_split_that_is_replaced_is_opened(tmp_path):

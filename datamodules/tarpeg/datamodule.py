@@ -56,6 +56,9 @@ from .transforms.pixels import PixelFormat
 
 log = logging.getLogger("tarpeg")
 
+_SAME_CLASSES = (
+    "Names in a table are numbered in sorted order: give classes=[...] to its Label, with all that may come."
+)
 _NOT_AUGMENTED = (
     "augment= is not applied to these batches of train: give a Trainer the ShardDataModule itself, "
     "trainer.fit(model, data), whose on_after_batch_transfer() gets the batches as they are; in a loop of "
@@ -497,16 +500,11 @@ class ShardDataModule(lightning.LightningDataModule):
         if not is_inner:
             self._forget_files()
 
-    def _forget_files(self, name: str = "") -> None:
-        """Open tables and lists of shards again when they are needed next, as they are then.
-
-        Args:
-            name: Of the loader whose splits these are; "": all.
-        """
-        for each, split in self._given().items():
-            if f"{each}/".startswith(f"{name}/" if name else ""):
-                split.forget()
-                self._samples.pop(each, None)
+    def _forget_files(self) -> None:
+        """Open tables and lists of shards again when they are needed next, as they are then."""
+        for split in self._given().values():
+            split.forget()
+        self._samples.clear()
         self._has_separate_shards, self._has_common_classes = self._allow_overlap, False
 
     def on_exception(self, exception: BaseException) -> None:
@@ -747,10 +745,14 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()  # Lightning calls it, a plain loop does not
         reloads = getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and self._outer() is None
+        before = self._numbers
         if reloads and self.trainer is not None and self.trainer.current_epoch > 0:
-            self._forget_files(name)
+            self._forget_files()
         self._check_overlap()
         self._compare_classes()  # a plain loop does not call setup()
+        for kind, labels in before.items() if reloads else ():
+            numbers = self._numbers.get(kind, {})
+            check_classes(labels, numbers, then_is="before this reload", remedy=_SAME_CLASSES)
         if is_train and getattr(self.trainer, "overfit_batches", 0) > 0:
             # Lightning warns that overfit_batches turns shuffling off, but does not do it.
             split = split.in_order()
@@ -810,10 +812,11 @@ class ShardDataModule(lightning.LightningDataModule):
             for name in ["train", *names]:
                 self.splits.pop(name, None)
             self._mixture = train if isinstance(train, Mixture) else None
-            given = {"train": train} if self._mixture is None else self._mixture.sources
-            self.splits |= (
-                given if self._mixture is None else {f"train/{name}": given[name] for name in given}
-            )
+            if isinstance(train, Mixture):
+                for name, split in train.sources.items():
+                    self.splits[f"train/{name}"] = split
+            else:
+                self.splits["train"] = train
         elif self._mixture is not None:
             sources: dict[str, Any] = {name.partition("/")[2]: self.splits[name] for name in names}
             if {*sources} != {*self._mixture.sources} or None in sources.values():

@@ -405,9 +405,57 @@ def test_a_checkpoint_keeps_the_numbers_that_pixels_of_masks_show(tmp_path, besi
         one.load_state_dict({"classes": [], "seen_labels": {"mask": {"car": "3"}}})
 
 
+@pytest.mark.parametrize("numbers", [(0, 0, 0), (7, 7, 7)])
+@pytest.mark.parametrize("beside", ["boxes", "nothing"])
+def test_masks_of_other_things_than_the_objects_are_not_compared(tmp_path, numbers, beside):
+    """Roads, or organs: 0 under all objects, or one number under several classes."""
+    boxes = tarpeg.Boxes("json:objects", label="category", labels=TABLE)
+
+    def split(name, ids, numbers):
+        shards = painted(tmp_path / name, ids, numbers)
+        targets = [tarpeg.Masks("png"), boxes] if beside == "boxes" else tarpeg.Masks("png")
+        return tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=targets)
+
+    other = tuple(number and number + 1 for number in numbers)
+    one, two = split("one", (1, 2, 3), numbers), split("two", (2, 3, 1), other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = tarpeg.ShardDataModule(one, two, workers=0)
+        data.setup()
+        tarpeg.ShardDataModule(two, workers=0).load_state_dict(data.state_dict())
+    assert one.classes() == (list(TABLE) if beside == "boxes" else None)
+    assert "mask" not in one.class_numbers()
+
+
+def test_outlines_that_cannot_be_drawn_do_not_end_the_setup_of_masks(tmp_path):
+    shards = painted(tmp_path, (1, 2, 3), (1, 2, 3))
+    odd = (
+        [1.0] * 7,
+        [1.0] * 4,
+        ["1"] * 6,
+        [float("inf")] * 6,
+        None,
+        [[1.0, 2.0]],
+        [1e6, 1e6, 2e6, 1e6, 2e6, 2e6],
+    )
+    for path in shards:
+        found = members(path)
+        for place, name in enumerate(name for name in found if name.endswith(".json")):
+            document = json.loads(found[name])
+            document["objects"] += [
+                {**document["objects"][0], "segmentation": [each]} for each in (*odd[place:], *odd[:place])
+            ]
+            document["objects"] += [
+                {**document["objects"][0], "segmentation": [], "bbox": each} for each in odd
+            ]
+            found[name] = json.dumps(document).encode()
+        write_tar(path, found.items())
+    assert tarpeg.Split(shards, tarpeg.Whole(32), targets=tarpeg.Masks("png")).classes() == list(TABLE)
+
+
 def test_a_class_behind_another_has_no_number_in_masks(tmp_path):
     """Two of VOC's sofas with a person in the middle of their boxes."""
-    names = ("person", "sofa")
+    names = ("person", "sofa", "dog")
     (tmp_path / "images").mkdir()
     (tmp_path / "masks").mkdir()
     categories = [{"id": id, "name": name} for id, name in enumerate(names, 1)]
@@ -416,11 +464,12 @@ def test_a_class_behind_another_has_no_number_in_masks(tmp_path):
         Image.new("RGB", (96, 64)).save(tmp_path / "images" / f"{number}.jpg")
         document["images"].append({"id": number, "file_name": f"{number}.jpg", "width": 96, "height": 64})
         mask = np.zeros((64, 96), np.uint8)
-        boxes = [(30, 10, 30, 40, 1)]
+        boxes = [(30, 10, 30, 40, 1), (82, 2, 12, 20, 3)]
         if number % 2:
             mask[5:55, 10:80] = 2
             boxes.append((10, 5, 70, 50, 2))
         mask[10:50, 24:66] = 1
+        mask[2:22, 82:94] = 3
         for *box, id in boxes:
             each = {"image_id": number, "category_id": id, "bbox": box, "iscrowd": 0, "area": 9}
             document["annotations"].append({"id": 10 * number + id, **each})
@@ -428,7 +477,7 @@ def test_a_class_behind_another_has_no_number_in_masks(tmp_path):
     rewrite(tmp_path, document)
     shards = pack(tmp_path, masks=tmp_path / "masks").shards
     split = tarpeg.Split(shards, tarpeg.Whole(32), targets=tarpeg.Masks("png"))
-    assert split.class_numbers() == {"mask": {"person": 1}}
+    assert split.class_numbers() == {"mask": {"person": 1, "dog": 3}}
     assert split.classes() == ["__background__", *names]
 
 

@@ -436,7 +436,7 @@ def _common_labels(
     def found(text: str) -> None:
         if is_sure:
             raise ShardError(text)
-        warn(f"by the pixels under objects, {text}")
+        warn(f"if the masks show the objects, by the pixels under objects, {text}")
 
     for name, table in ((name, each[kind]) for name, each in numbers.items() if kind in each):
         for label, classes in by_label(table).items():

@@ -50,7 +50,14 @@ def check_target(target: Target) -> None:
         raise ValueError(f"target={target!r} must have at least one label; give None for samples without")
 
 
-def check_classes(labels: Mapping[str, int], numbers: Mapping[str, int], *, is_sure: bool = True) -> None:
+def check_classes(
+    labels: Mapping[str, int],
+    numbers: Mapping[str, int],
+    *,
+    is_sure: bool = True,
+    then_is: str = "when the checkpoint was made",
+    remedy: str = _RESTORE,
+) -> None:
     """Compare the labels of a checkpoint, by name of the class, with those of now.
 
     Raises ShardError if a class has another label now, and warns if a label has a new name.
@@ -59,6 +66,8 @@ def check_classes(labels: Mapping[str, int], numbers: Mapping[str, int], *, is_s
         labels: Of the checkpoint.
         numbers: Of now.
         is_sure: Whether both are stated; numbers that were seen in masks are a warning.
+        then_is: When the labels were those.
+        remedy: For an error.
     """
     then, now = by_label(labels), by_label(numbers)
     changed = [label for label in sorted(then.keys() & now.keys()) if not then[label] & now[label]]
@@ -66,25 +75,24 @@ def check_classes(labels: Mapping[str, int], numbers: Mapping[str, int], *, is_s
     if changed:
         label = changed[0]
         one, other = min(then[label]), min(now[label])
-        text = f"label {label} was {one!r} when the checkpoint was made and is {other!r} now"
+        text = f"label {label} was {one!r} {then_is} and is {other!r} now"
     if not is_sure and moved:
         name = moved[0]
         warn(
-            f"by the pixels under objects, class {name!r} had the number of masks {labels[name]} when the "
-            f"checkpoint was made and has {numbers[name]} now, which is another class for the network. Give "
+            f"by the pixels under objects, class {name!r} had the number of masks {labels[name]} "
+            f"{then_is} and has {numbers[name]} now, which is another class for the network. Give "
             "Masks a table, labels={NUMBER: CLASS}, or masks with the same numbers"
         )
         return
     if moved and not changed:
         name = moved[0]
         raise ShardError(
-            f"class {name!r} had the label {labels[name]} when the checkpoint was made and has "
-            f"{numbers[name]} now. {_RESTORE}"
+            f"class {name!r} had the label {labels[name]} {then_is} and has {numbers[name]} now. {remedy}"
         )
     if moved:
         raise ShardError(
             f"{text}: {len(changed)} of {len(now)} labels mean other classes than those that the network has "
-            f"learnt. {_RESTORE}"
+            f"learnt. {remedy}"
         )
     if changed:
         warn(

@@ -101,9 +101,9 @@ def _classes(
     names = None if has_table else stored or None
     if sources is None:
         return Classes(names, numbered(names), {}, merged)
-    if kind == "mask" and (pixels := _by_pixels(target, sources(), merged)):
-        names = names if names and agree(names, pixels) else None
-        return Classes(names, pixels, pixels, merged, is_sure=names is not None)
+    if kind == "mask" and (pixels := _by_pixels(target, sources(), merged)) != {}:
+        names = names if names and pixels and agree(names, pixels) else None
+        return Classes(names, pixels or {}, pixels or {}, merged, is_sure=names is not None)
     if kind == "mask" and names is None:
         return Classes(None, {}, {}, merged)
     seen = _seen_of(target, kind, sources(), len(stored) - 1 if stored else None)
@@ -115,14 +115,20 @@ def _classes(
     return Classes(names, {**first, **seen} if seen else numbered(names), seen or {}, merged)
 
 
-def _by_pixels(target: Any, sources: Sequence[Source], merged: set[int]) -> dict[str, int]:
-    """Return the classes of masks by the names of the objects over them; {} if they do not show them."""
+def _by_pixels(target: Any, sources: Sequence[Source], merged: set[int]) -> dict[str, int] | None:
+    """Return the classes of masks by the names of the objects over them; {} if too few objects show them.
+
+    None if the masks have other classes than the objects.
+    """
     table, found = _table(target), dict[str, tuple[int, str]]()
     of_label = dict[int, tuple[set[str], str]]()
     for source in sources:
+        numbers = numbers_in_masks(source, plain(target.extension))
+        if numbers is None:
+            return None
         own = {
             name: (number if table is None else table.get(number), where)
-            for name, (number, where) in numbers_in_masks(source, plain(target.extension)).items()
+            for name, (number, where) in numbers.items()
         }
         for name, (number, where) in own.items():
             if number is None:

@@ -25,14 +25,17 @@ _ENOUGH = 4  # objects of each class
 _LEAST = 3
 _NOT_CLASSES = (0, 255)  # the background, and what is left out
 _IN_OBJECT, _OVER_OBJECTS = 0.6, 0.8  # shares of the most frequent number
+_SHOWN = 0.25  # share of the objects over which a mask has some number
 
 
-def numbers_in_masks(source: Source, extension: str) -> dict[str, tuple[int, str]]:
+def numbers_in_masks(source: Source, extension: str) -> dict[str, tuple[int, str]] | None:
     """Return the number that most pixels under the objects of a ``category`` have, and a sample of it.
 
     A class is left out if its objects disagree or are few, and if more objects of another have its number.
+    None if the masks show other things than the objects: 0 under most of them, or one number under several
+    classes.
     """
-    votes, where = dict[str, Counter[int]](), dict[str, str]()
+    votes, where, looked = dict[str, Counter[int]](), dict[str, str](), Counter[str]()
     for begin in range(0, min(len(source), _MOST), _AT_ONCE):
         ids = list(range(begin, min(begin + _AT_ONCE, len(source))))
         pictures = source.members(np.array(ids), extension)
@@ -44,18 +47,30 @@ def numbers_in_masks(source: Source, extension: str) -> dict[str, tuple[int, str
             objects = objects_at(source, id, _OBJECTS, document)
             mask = None if picture is None or isinstance(objects, ShardError) else _pixels(picture)
             for each in objects if mask is not None else ():
-                name = each.get("category")
-                number = _number_under(each, mask) if isinstance(name, str) else None
+                name, inside = each.get("category"), None if each.get("iscrowd") else _inside(each, mask)
+                if not isinstance(name, str) or inside is None or not inside.size:
+                    continue
+                looked[name] += 1
+                number = _most_frequent(inside)
                 if number is not None:
                     votes.setdefault(name, Counter())[number] += 1
                     where.setdefault(name, where_of(source, id))
-        if not votes or all(each.total() >= _ENOUGH for each in votes.values()):
+        if not looked or all(votes.get(name, Counter()).total() >= _ENOUGH for name in looked):
             break
+    counted = sum(each.total() for each in votes.values())
+    if looked.total() >= _LEAST and counted < _SHOWN * looked.total():
+        return None
+    tops = {name: each.most_common(1)[0] for name, each in votes.items()}
+    clear = {
+        name: (number, count)
+        for name, (number, count) in tops.items()
+        if count >= _LEAST and count >= _OVER_OBJECTS * votes[name].total()
+    }
+    if len(clear) > 1 and 2 * len({number for number, _ in clear.values()}) <= len(clear):
+        return None
     found = dict[int, tuple[int, str]]()  # of each number, the class with most objects: others are behind it
-    for name, each in votes.items():
-        ((number, count),) = each.most_common(1)
-        if count >= _LEAST and count >= _OVER_OBJECTS * each.total():
-            found[number] = max(found.get(number, (0, "")), (count, name))
+    for name, (number, count) in clear.items():
+        found[number] = max(found.get(number, (0, "")), (count, name))
     return {name: (number, where[name]) for number, (_, name) in found.items()}
 
 
@@ -69,12 +84,8 @@ def _pixels(picture: bytes) -> npt.NDArray[Any] | None:
     return mask if mask.ndim == 2 and mask.dtype.kind in "ui" else None
 
 
-def _number_under(each: dict[str, Any], mask: npt.NDArray[Any] | None) -> int | None:
+def _most_frequent(inside: npt.NDArray[Any]) -> int | None:
     """Return the number that most pixels of an object have; None if there is none such."""
-    assert mask is not None
-    inside = None if each.get("iscrowd") else _inside(each, mask)
-    if inside is None or not inside.size:
-        return None
     values = inside[~np.isin(inside, _NOT_CLASSES)]
     numbers, counts = np.unique(values, return_counts=True)
     if len(values) * 4 < inside.size or counts.max() < _IN_OBJECT * len(values):
@@ -82,11 +93,12 @@ def _number_under(each: dict[str, Any], mask: npt.NDArray[Any] | None) -> int | 
     return int(numbers[counts.argmax()])
 
 
-def _inside(each: dict[str, Any], mask: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+def _inside(each: dict[str, Any], mask: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
     """Return the pixels in the polygons of an object, or in the middle of its box."""
+    assert mask is not None
     polygons = each.get("segmentation")
     if isinstance(polygons, list) and polygons:
-        if not all(isinstance(one, list) and len(one) >= 6 and all(map(is_finite, one)) for one in polygons):
+        if not all(map(_is_polygon, polygons)):
             return None
         xs, ys = ([at for one in polygons for at in one[axis::2]] for axis in (0, 1))
         left, top = max(0, math.floor(min(xs))), max(0, math.floor(min(ys)))
@@ -106,3 +118,8 @@ def _inside(each: dict[str, Any], mask: npt.NDArray[Any]) -> npt.NDArray[Any] | 
     rows = slice(max(0, round(top + height / 4)), max(0, round(top + height * 3 / 4) + 1))
     columns = slice(max(0, round(left + width / 4)), max(0, round(left + width * 3 / 4) + 1))
     return mask[rows, columns].reshape(-1)
+
+
+def _is_polygon(given: Any) -> bool:
+    is_list = isinstance(given, list) and len(given) >= 6 and len(given) % 2 == 0
+    return is_list and all(map(is_finite, given))
