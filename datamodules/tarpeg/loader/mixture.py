@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 import weakref
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -461,7 +462,12 @@ class MixtureLoader(Loader):
 
         Raises ShardError if their labels mean different classes.
         """
-        common_classes(self.mixture.sources)
+        with warnings.catch_warnings():
+            if (
+                self._given or not self.ranks.is_first
+            ):  # a data module has compared them with its other splits
+                warnings.simplefilter("ignore")
+            common_classes(self.mixture.sources)
         found: dict[str, dict[str, Any]] = {}
         for name, (_, fetcher) in self._sources.items():
             ids = fetcher.candidates
