@@ -463,9 +463,7 @@ class MixtureLoader(Loader):
         Raises ShardError if their labels mean different classes.
         """
         with warnings.catch_warnings():
-            if (
-                self._given or not self.ranks.is_first
-            ):  # a data module has compared them with its other splits
+            if self._given or not self.ranks.is_first:  # a data module has compared them
                 warnings.simplefilter("ignore")
             common_classes(self.mixture.sources)
         found: dict[str, dict[str, Any]] = {}

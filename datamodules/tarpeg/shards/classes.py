@@ -67,7 +67,7 @@ def classes_beside(paths: Iterable[Path]) -> list[str] | None:
                     f"label {label} is {one!r} in {folder} and {other!r} in {longest}: read together, one "
                     "label would mean two classes. Pack all images from one folder with a sub-directory per "
                     'class, or read these shards alone; give targets a table, Boxes(label="category", '
-                    "labels={...})."
+                    "labels={...}), or read each as a source of a Mixture, with Masks(labels={...})."
                 )
     return names or None if None not in found.values() else None
 
