@@ -41,6 +41,7 @@ from tarpeg import (
     build_cache,
 )
 from tarpeg.errors import ShardError
+from tarpeg.loader import split as split_module
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
@@ -865,3 +866,72 @@ def test_a_new_data_module_reads_the_names_of_a_table_that_was_corrected(tmp_pat
         ("k0003", 0),
     }
     assert again.state_dict()["classes"] == ["ant", "cat"]
+
+
+def test_a_run_reads_again_what_has_changed_alone(tmp_path, monkeypatch):
+    for name in "ab":
+        write_tar(tmp_path / f"{name}.tar", [each for i in range(4) for each in sample(i)])
+    path = tmp_path / "labels.csv"
+    path.write_text("key,label\n" + "".join(f"k{number:04d},{number % 2}\n" for number in range(4)))
+    reads, opens = [], []
+    read, opened = split_module.read_table, split_module.open_source
+    monkeypatch.setattr(split_module, "read_table", lambda *given: reads.append(1) or read(*given))
+    monkeypatch.setattr(
+        split_module, "open_source", lambda *given, **more: opens.append(1) or opened(*given, **more)
+    )
+    given = {"labels": path, "key": "key", "target": "label"}
+    splits = [Split(f"{tmp_path}/{name}.tar", CenterCrop(16), **given) for name in "ab"]
+    data = ShardDataModule(*splits, batch_size=2, workers=0, keys=True)
+    fit = partial(trainer, tmp_path, max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    fit().fit(Net(), data)
+    assert (len(reads), len(opens)) <= (4, 2)
+    reads.clear(), opens.clear()
+    fit().fit(Net(), data)
+    trainer(tmp_path).validate(Net(), data, verbose=False)
+    list(data.train_dataloader())
+    assert reads == opens == []
+    path.write_text(path.read_text().replace("k0003,1", "k0003,0"))
+    os.utime(path, ns=(1, 1))
+    trainer(tmp_path).validate(Net(), data, verbose=False)
+    assert reads
+
+
+def test_a_split_that_is_replaced_in_a_plain_loop_is_compared(tmp_path):
+    for number in range(2):
+        write_tar(tmp_path / f"{number}.tar", [each for i in range(4) for each in sample(4 * number + i)])
+    train, val = (Split(f"{tmp_path}/{number}.tar", CenterCrop(16)) for number in range(2))
+    data = ShardDataModule(train, val, batch_size=2, workers=0)
+    list(data.train_dataloader())
+    data.splits["val"] = Split(f"{tmp_path}/0.tar", CenterCrop(16))
+    with pytest.raises(ShardError, match="train and val have 1 shard in common"):
+        data.val_dataloader()
+    mixture = Mixture({"a": train, "b": val}, repeat={"a": 1, "b": 1})
+    data.splits |= {"train": mixture, "val": None}
+    assert "train/a" in repr(data) and "train/b" in str(data)
+    assert len(data.samples("train/a")) == 4
+
+
+def test_a_class_that_a_reload_adds_needs_a_larger_network(tmp_path):
+    write_tar(tmp_path / "a.tar", [each for i in range(4) for each in sample(i)])
+    path = tmp_path / "labels.csv"
+
+    def write(*names):
+        rows = [f"k{number:04d},{names[number % len(names)]}\n" for number in range(4)]
+        path.write_text("key,label\n" + "".join(rows))
+
+    class Writes(Callback):
+        def on_train_epoch_end(self, trainer, net):
+            write("a", "b", "z", "z")
+
+    write("a", "b")
+    data = ShardDataModule(
+        Split(f"{tmp_path}/a.tar", CenterCrop(16), labels=path, key="key", target="label"),
+        batch_size=2,
+        workers=0,
+        keys=True,
+    )
+    net = Net()
+    net.net, net.num_classes = torch.nn.Linear(3, 2), 2
+    settings = {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1, "limit_val_batches": 0}
+    with pytest.raises(ShardError, match=r"labels 0\.\.2 need .*num_classes=3, and the network has 2"):
+        trainer(tmp_path, callbacks=[Writes()], **settings).fit(net, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,6 @@ from tarpeg.shards.urls import SECRET_OPTION
 
 from .checks import ConfigError, copied_checkpoint, read_checkpoint
 
-_copies = tempfile.TemporaryDirectory(prefix="tarpeg-")  # removed when the program ends
 _KEY = "train.py"
 _KEPT = ("data", "augment", "model", "experiment")
 """Groups of a training that its checkpoint belongs to; trainer, logger and so on are those of a run."""
@@ -73,7 +73,7 @@ def with_those_of_checkpoint(arguments: Sequence[str]) -> list[str]:
     if not is_asked or any(each[:1] == "-" for each in arguments):
         return [*arguments]
     if "://" in path and not path.startswith("registry"):
-        path = copied_checkpoint(path, _copies.name)
+        path = copied_checkpoint(path, _copies().name)
         arguments = [f"ckpt_path={path}" if each.startswith("ckpt_path=") else each for each in arguments]
     if not Path(path).is_file():
         return [*arguments]
@@ -94,6 +94,12 @@ def with_those_of_checkpoint(arguments: Sequence[str]) -> list[str]:
             "trust_ckpt=true if you trust whoever wrote the checkpoint"
         )
     return [*kept, *arguments]
+
+
+@functools.cache
+def _copies() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder that is removed when the program ends."""
+    return tempfile.TemporaryDirectory(prefix="tarpeg-")
 
 
 def _arguments_in(checkpoint: Any) -> list[str]:

@@ -8,6 +8,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -18,11 +19,12 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import nn
 
-from .errors import explains_arguments, warn
+from .errors import ShardError, explains_arguments, warn
 from .loader.arrivals import GatheredImages
 from .loader.augmenting import augment_on_arrival, moving, pixels_of
 from .loader.batch import TARGET_BATCHES, AnyBatch
 from .loader.checks import (
+    CommonClasses,
     check_mixed_labels,
     check_num_classes,
     check_on_error,
@@ -222,8 +224,11 @@ class ShardDataModule(lightning.LightningDataModule):
         self._seen: dict[str, dict[str, int]] = {}  # those that only pixels of masks show
         self._stored: list[str] = []  # of the classes of the last checkpoint
         self._samples: dict[str, tuple[Split, Source]] = {}
-        for split in self._given().values():
-            split.forget()  # what another data module has read
+        self._signatures: dict[
+            str, tuple[Split, Any]
+        ] = {}  # of the files of the splits, when these were opened
+        self._is_stale = True  # files may have changed
+        self._reloaded: int | None = None  # epoch of the last reload; None before the first loader of a run
         # Those that are still in use, and their Trainers: a loader that is not any more ends its workers.
         self._loaders: list[tuple[weakref.ref[Loader], Callable[[], lightning.Trainer | None]]] = []
         self._train: Loader | None = None
@@ -253,9 +258,11 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def __repr__(self) -> str:
         """Return the splits with their shards, and the size of a batch."""
+        self._adopt_train()
         parts = [f"{name}={shown(split.shards)}" for name, split in self.splits.items() if split]
         total = self._config.global_batch_size
         size = f"batch_size={self._config.batch_size}" if total is None else f"global_batch_size={total}"
+        self._adopt_train()
         return f"{type(self).__name__}({', '.join([*parts, size])})"
 
     def __iter__(self) -> NoReturn:
@@ -286,11 +293,13 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()
+        if self._is_stale:
+            self._refresh()
         splits = self._labelled().values()
         has_own = any(split.class_numbers() for split in splits)
         names = names_of_all(splits) if has_own else self._stored
         predict = self.splits["predict"]
-        if not names and predict is not None:  # its labels may be those of other classes
+        if not names and not has_own and predict is not None:  # its labels may be those of other classes
             names = predict.classes() or []
         return names or None
 
@@ -314,7 +323,8 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.trainer is not None:
             self._trainers.append(weakref.ref(self.trainer))
             if self._outer() is None:  # a look before, and a run that failed, may have opened others
-                self._forget_files()
+                self._refresh()
+                self._reloaded = None
         self._check_overlap()
         self._compare_classes()
         self._check_network()
@@ -435,12 +445,14 @@ class ShardDataModule(lightning.LightningDataModule):
         For Lightning's checkpoints. ``tarpeg.preprocessing`` reads the last of these.
         """
         name = self._first_of("val")
-        first, *others = self._numbers.items() or [("", {})]
+        first, *others = self._numbers.items() or [("labels", {})]
         has_gaps = bool(first[1]) and not self._names  # in the labels
         has_own = bool(self._numbers or self._seen)
         state: dict[str, Any] = {"classes": self._names if has_own else self._stored}
         if has_gaps or {*first[1]} != {*self._names}:  # those that objects show
             state["labels"] = first[1]
+        if first[0] != "labels":
+            state["kind"] = first[0]
         if others:
             state["other_labels"] = dict(others)
         if self._seen:
@@ -497,15 +509,32 @@ class ShardDataModule(lightning.LightningDataModule):
         for loader in in_use:
             loader.settle()
         self._leave()
-        if not is_inner:
-            self._forget_files()
+        self._is_stale |= not is_inner
 
-    def _forget_files(self) -> None:
-        """Open tables and lists of shards again when they are needed next, as they are then."""
-        for split in self._given().values():
-            split.forget()
-        self._samples.clear()
-        self._has_separate_shards, self._has_common_classes = self._allow_overlap, False
+    def _refresh(self) -> None:
+        """Open again what has changed since it was opened: tables, lists of shards, and splits."""
+        self._is_stale = False
+        for name, split in self._given().items():
+            now = None
+            with suppress(ShardError):  # opening it raises
+                now = split.signature()
+            before = self._signatures.get(name)
+            if before is None or before[0] is not split or now is None or before[1] != now:
+                split.forget()
+                self._samples.pop(name, None)
+                self._has_separate_shards, self._has_common_classes = self._allow_overlap, False
+            self._signatures[name] = split, now
+
+    def _refresh_if_needed(self) -> None:
+        """Open again after the end of a run, for a reload of Lightning's, and if splits were replaced."""
+        trainer, is_new = self.trainer, self._is_stale
+        is_reload = getattr(trainer, "reload_dataloaders_every_n_epochs", 0) and self._outer() is None
+        if is_reload and trainer is not None and trainer.state.fn == TrainerFn.FITTING:
+            is_new |= self._reloaded not in (None, trainer.current_epoch)
+            self._reloaded = trainer.current_epoch
+        given = self._given().items()
+        if is_new or any(self._signatures.get(name, (None,))[0] is not split for name, split in given):
+            self._refresh()
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
@@ -516,9 +545,8 @@ class ShardDataModule(lightning.LightningDataModule):
         self._leave()
         if not self._drop_last and self._mixture is None and self._config.batch_size > 1:
             explain_single_sample(exception)
-        for name, split in self._given().items():
-            if kind_of(name) == "train" and name in self._samples:
-                _, source = self._samples[name]
+        for name, (split, source) in self._samples.items():
+            if kind_of(name) == "train":
                 target: Any = split.label_reader(source) or split.target
                 explain_refused_label(exception, source, target)
 
@@ -616,6 +644,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def samples(self, name: str) -> Source:
         """Return the samples of a split, which is opened once. Raises ``KeyError`` if there is none."""
+        self._adopt_train()
         split = self.splits[name]
         if split is None:
             return self._samples[name][1]
@@ -632,14 +661,12 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _check_classes(self, stored: StoredClasses) -> None:
         """Compare the classes of a checkpoint with those of the splits. Raises ShardError."""
-        first = next(iter(self._numbers.values()), None)
-        if first is None and self._seen:
-            check_classes(stored.labels, next(iter(self._seen.values())), is_sure=False)
-        else:
-            check_classes(stored.labels, first or {})
         known = self._numbers | self._seen
-        for kind, table in (stored.others | stored.seen).items():
-            is_sure = kind in stored.others and kind in self._numbers
+        # States without a kind are of labels, or of masks whose numbers were taken for those of objects.
+        first = stored.kind or next(iter(known), "labels")
+        for kind, table in {first: stored.labels, **stored.others, **stored.seen}.items():
+            is_sure = kind in self._numbers and kind not in stored.seen
+            is_sure &= bool(stored.kind) or kind != "mask" or kind in stored.others
             check_classes(table, known.get(kind, {}), is_sure=is_sure)
 
     def _described(self, name: str) -> dict[str, Any]:
@@ -679,6 +706,20 @@ class ShardDataModule(lightning.LightningDataModule):
                     warnings.simplefilter("ignore")
                 common = common_classes(self._labelled())
             self._names, self._numbers, self._seen, self._has_common_classes = common
+
+    def _check_reloaded(self, before: CommonClasses) -> None:
+        """Raise ShardError if a reload of a training gives classes other labels, or too many."""
+        if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        with warnings.catch_warnings():
+            if not data_rank(**self._ranks()).is_first:
+                warnings.simplefilter("ignore")
+            now = self._numbers | self._seen
+            for kind, labels in (before.numbers | before.seen).items():
+                is_sure = kind in before.numbers and kind in self._numbers
+                words = {"then_is": "before this reload", "remedy": _SAME_CLASSES}
+                check_classes(labels, now.get(kind, {}), is_sure=is_sure, **words)
+        self._check_network()
 
     def _check_network(self) -> None:
         """Raise ShardError if the network has too few classes for labels; targets have tables."""
@@ -744,15 +785,12 @@ class ShardDataModule(lightning.LightningDataModule):
             raise ValueError(f"there is no {name} split: pass ShardDataModule({name}=Split(...))")
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()  # Lightning calls it, a plain loop does not
-        reloads = getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and self._outer() is None
-        before = self._numbers
-        if reloads and self.trainer is not None and self.trainer.current_epoch > 0:
-            self._forget_files()
+        before = CommonClasses([], self._numbers, self._seen, self._has_common_classes)
+        self._refresh_if_needed()
         self._check_overlap()
         self._compare_classes()  # a plain loop does not call setup()
-        for kind, labels in before.items() if reloads else ():
-            numbers = self._numbers.get(kind, {})
-            check_classes(labels, numbers, then_is="before this reload", remedy=_SAME_CLASSES)
+        if before.is_whole and (before.numbers, before.seen) != (self._numbers, self._seen):
+            self._check_reloaded(before)
         if is_train and getattr(self.trainer, "overfit_batches", 0) > 0:
             # Lightning warns that overfit_batches turns shuffling off, but does not do it.
             split = split.in_order()

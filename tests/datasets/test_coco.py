@@ -427,6 +427,66 @@ def test_masks_of_other_things_than_the_objects_are_not_compared(tmp_path, numbe
     assert "mask" not in one.class_numbers()
 
 
+@pytest.mark.parametrize("numbers", [(7, 7, 7), (255, 255, 255), (0, 0, 0)])
+def test_masks_of_other_things_leave_the_names_of_boxes(tmp_path, numbers):
+    shards = painted(tmp_path, (1, 2, 3), numbers)
+    for first in (tarpeg.Boxes("json:objects"), tarpeg.Boxes("json:objects", label="category", labels=TABLE)):
+        split = tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=[first, tarpeg.Masks("png")])
+        assert split.classes() == list(TABLE)
+
+
+@pytest.mark.parametrize("labels", [None, {1: 1, 2: 2, 3: 3}])
+def test_a_field_that_is_not_the_class_has_no_names(tmp_path, labels):
+    """Colours, states and tracks: objects of one category have several."""
+    targets = tarpeg.Boxes("json:objects", label="colour", labels=labels)
+    splits = []
+    for place, offset in (("one", 0), ("two", 1)):
+        shards = painted(tmp_path / place, (1, 2, 3), (1, 2, 3), prefix=place)
+        for path in shards:
+            found = members(path)
+            for place_of, name in enumerate(name for name in found if name.endswith(".json")):
+                document = json.loads(found[name])
+                for number, each in enumerate(document["objects"]):
+                    each["colour"] = 1 + (number + place_of + offset) % 3
+                found[name] = json.dumps(document).encode()
+            write_tar(path, found.items())
+        splits.append(tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=targets))
+    data = tarpeg.ShardDataModule(*splits, workers=0)
+    data.setup()
+    assert data.classes is None and splits[0].class_numbers() == {}
+    data.load_state_dict(tarpeg.ShardDataModule(val=splits[1], workers=0).state_dict())
+    joined = tarpeg.Split([*splits[0].shards, *splits[1].shards], tarpeg.Whole(32), targets=targets)
+    assert joined.class_numbers() == {}
+
+
+@pytest.mark.parametrize("forms", itertools.permutations(("both", "masks", "boxes"), 2), ids="-".join)
+def test_a_checkpoint_of_boxes_is_not_compared_with_masks(tmp_path, forms):
+    shards = painted(tmp_path, (17, 2, 3), (1, 2, 3))
+    boxes, masks = tarpeg.Boxes("json:objects"), tarpeg.Masks("png")
+    targets = {"both": [boxes, masks], "masks": masks, "boxes": boxes}
+    data = [
+        tarpeg.ShardDataModule(val=tarpeg.Split(shards, tarpeg.Whole(32), targets=targets[form]), workers=0)
+        for form in forms
+    ]
+    for each in data:
+        each.setup("validate")
+    data[1].load_state_dict(data[0].state_dict())
+    if forms[1] == "masks":  # of a state without the kind, whose numbers are perhaps those of the objects
+        with pytest.warns(UserWarning, match="by the pixels under objects, class 'car' had the number"):
+            data[1].load_state_dict({"classes": [], "labels": {"car": 17, "cat": 2, "brush": 3}})
+
+
+def test_a_classes_json_that_a_table_replaces_is_not_a_warning(tmp_path):
+    shards = painted(tmp_path, (1, 2, 3), (1, 2, 3))
+    (tmp_path / "out" / "classes.json").write_text('{"car": 7}')
+    named = tarpeg.Boxes("json:objects", label="category", labels=TABLE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tarpeg.Split(shards, tarpeg.Whole(32), targets=named).classes() == list(TABLE)
+    with pytest.warns(UserWarning, match="classes.json is not read"):
+        tarpeg.Split(shards, tarpeg.Whole(32), targets=tarpeg.Masks("png")).classes()
+
+
 def test_outlines_that_cannot_be_drawn_do_not_end_the_setup_of_masks(tmp_path):
     shards = painted(tmp_path, (1, 2, 3), (1, 2, 3))
     odd = (

@@ -138,8 +138,9 @@ class Coco:
         listed = file.categories
         # Roboflow's first category is the group of all others, which no object has.
         group, others = [each for each in listed if each.id == 0], [each for each in listed if each.id != 0]
-        if group and others and not has_zero and {each.supercategory for each in others} == {group[0].name}:
-            listed = others
+        if group and others and not has_zero:
+            is_of_all = all(each.supercategory == group[0].name for each in others)
+            listed = others if is_of_all else listed
         categories = self._unique("categories", {each.id: each.name for each in listed}, listed)
         member = mask_member(each.file_name for each in file.images)
         keys, images = Keys(str(folder)), list[AnnotatedImage]()

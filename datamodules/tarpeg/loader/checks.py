@@ -24,7 +24,7 @@ from ..shards.label import Labels
 from ..shards.labels import Target, by_label, read_labels
 from ..shards.source import Source, where_of
 from ..targets.annotations import table_of
-from ..targets.classes import ONE_NUMBERING, labels_first
+from ..targets.classes import ONE_NUMBERING
 from ..targets.instance_map import InstanceMap
 from ..targets.instances import InstanceMasks
 from ..targets.maps import FloatMap
@@ -413,7 +413,7 @@ def common_classes(splits: Mapping[str, Split]) -> CommonClasses:
     known = {name: "labels" in each for name, each in numbers.items()}
     _warn_of_other_tables(splits, known)
     kinds = {kind for each in numbers.values() for kind in each}
-    found = {kind: _common_labels(splits, numbers, kind) for kind in sorted(kinds, key=labels_first)}
+    found = {kind: _common_labels(splits, numbers, kind) for kind in sorted(kinds)}
     sure, seen = (
         {kind: table for kind, (table, is_sure) in found.items() if is_sure == wanted}
         for wanted in (True, False)
@@ -430,7 +430,7 @@ def _common_labels(
     Raises ShardError as common_classes; warns if the numbers are only seen in masks.
     """
     of_label, of_class = dict[int, tuple[str, set[str]]](), dict[str, tuple[str, int]]()
-    what = "label" if kind.endswith("labels") else "number of masks"
+    what = "label" if kind == "labels" else "number of masks"
     is_sure = all(splits[name].is_sure_of(kind) for name in numbers)
 
     def found(text: str) -> None:
@@ -494,7 +494,7 @@ def _warn_of_other_tables(splits: Mapping[str, Split], known: Mapping[str, bool]
 
 def _remedy(splits: Mapping[str, Split], kind: str, *names: str) -> str:
     """Return how these splits get one table of classes."""
-    if kind.endswith("mask"):
+    if kind == "mask":
         return ONE_NUMBERING
     if any(splits[name].labels is not None for name in names):
         return "Give the Label of all splits the same classes=[...]."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import warnings
@@ -9,6 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 from weakref import WeakKeyDictionary
 
@@ -58,6 +60,7 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "neares
 _OF_DATA = [*(field.name for field in fields(LoaderConfig)), "num_workers", "augment", "keys", "prepare"]
 
 # Of each source, the split that it was opened for, and what reads its labels.
+_OF_CLASSES = ("classes.json", "manifest.json")
 _MOST_SHARDS = 64  # whose objects are compared with the names of classes
 _READERS: WeakKeyDictionary[Source, tuple[Any, Labels | None]] = WeakKeyDictionary()
 
@@ -300,8 +303,10 @@ class Split:
             return names if names and all(agree(names, each.seen) for each in self._kinds.values()) else None
         if tables is None or self.streaming:
             return None
-        found = [each.names for each in self._kinds.values()] or [classes_of(self.shards)]
-        return found[0] if all(found) else None
+        if not self._kinds:
+            return classes_of(self.shards)
+        found = [each.names for each in self._kinds.values() if not each.are_others]
+        return found[0] if found and all(found) else None
 
     @cached_property
     def _kinds(self) -> dict[str, Classes]:
@@ -309,20 +314,22 @@ class Split:
         if self.targets is None:
             return {}
         if self.streaming:
-            return classes_by_kind(self.targets, None, None)
-        stored: list[str] | None = []
+            return classes_by_kind(self.targets, lambda: None, None)
+        sources = None if is_source(self.shards) else functools.cache(self._first_sources)
+        return classes_by_kind(self.targets, self._stored_classes, sources)
+
+    def _stored_classes(self) -> list[str] | None:
+        """Return the names beside the shards; [] if two folders have others, and tables can make them one."""
+        assert self.targets is not None
         try:
-            stored = classes_of(self.shards)
-        except ShardError:  # two folders have other names, which tables can give the same labels
+            return classes_of(self.shards)
+        except ShardError:
             if not class_tables(self.targets):
                 raise
-        return classes_by_kind(
-            self.targets, stored, None if is_source(self.shards) else lambda: self._first_sources
-        )
+            return []
 
-    @cached_property
     def _first_sources(self) -> list[Source]:
-        """Some shards of each group that was packed at once."""
+        """Open some shards of each group that was packed at once."""
         assert not is_source(self.shards)
         several = self.image is not None
         with warnings.catch_warnings():
@@ -370,8 +377,20 @@ class Split:
 
     def forget(self) -> None:
         """Forget what was read of classes: files may have changed when the split is opened next."""
-        for name in ("_classes_of_targets", "_kinds", "_first_sources", "_form_of_table"):
+        for name in ("_classes_of_targets", "_kinds", "_form_of_table"):
             vars(self).pop(name, None)
+
+    def signature(self) -> Any:
+        """Return what changes if a local file of the split does; None if that is not known.
+
+        Raises ShardError as ``open``.
+        """
+        if self.streaming or is_source(self.shards) or not isinstance(self.labels, (str, Path, type(None))):
+            return None
+        files = {Path(name) for name in self.places().values()}
+        beside = {folder / name for folder in {file.parent for file in files} for name in _OF_CLASSES}
+        table = set() if self.labels is None else {Path(self.labels)}
+        return [(str(file), _stamp(file)) for file in sorted(files | beside | table)]
 
     def in_order(self) -> Split:
         """Return this split in order and without ``weights``, to overfit: each epoch has the same samples.
@@ -742,6 +761,14 @@ class Split:
                     f"crop={self.crop!r}: the views of one size are {first} in epoch 0 and {groups} in epoch "
                     f"{epoch}, but must be the same in all epochs. Change their sizes together."
                 )
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _may_be_shards(given: Any) -> bool:

@@ -88,12 +88,14 @@ class StoredClasses(NamedTuple):
     Args:
         names: By label; empty if labels have gaps, or no names.
         labels: By name.
+        kind: What these are of, "labels" of objects or images, or a "mask"; "" if the state does not say.
         others: Labels by name of other kinds of classes, such as of masks beside boxes.
         seen: As ``others``, of masks whose pixels alone show them.
     """
 
     names: list[str]
     labels: dict[str, int]
+    kind: str
     others: dict[str, dict[str, int]]
     seen: dict[str, dict[str, int]]
 
@@ -118,7 +120,10 @@ def checked_classes(state: Any) -> StoredClasses:
             raise ResumeError(
                 f"{name}={shown(each)} of the data module's state must be integers by name. {REMEDY}"
             )
-    return StoredClasses(names, labels, others, seen)
+    kind = state.get("kind", "")
+    if not isinstance(kind, str):
+        raise ResumeError(f"kind={shown(kind)} of the data module's state must be a text. {REMEDY}")
+    return StoredClasses(names, labels, kind, others, seen)
 
 
 def _values(given: Any) -> list[Any]:

@@ -28,7 +28,7 @@ DATA_ERRORS = (
 )
 
 _RESTORE = (
-    "Labels are the places of the class folders in sorted order: restore these folders; of targets, give the "
+    "If labels are the places of class folders in sorted order, restore these folders; of targets, give the "
     "table labels= of that training; or train without the checkpoint."
 )
 

@@ -63,42 +63,44 @@ class Classes(NamedTuple):
     merged: set[int]
     is_sure: bool = True
 
+    @property
+    def are_others(self) -> bool:
+        """Whether masks show other things than the objects."""
+        return not self.is_sure and not self.numbers
+
+
+class _OtherFieldError(Exception):
+    """A field of objects that is not the number of their class, such as a colour."""
+
 
 def classes_by_kind(
-    targets: Targets, stored: list[str] | None, sources: Callable[[], Sequence[Source]] | None
+    targets: Targets, stored: Callable[[], list[str] | None], sources: Callable[[], Sequence[Source]] | None
 ) -> dict[str, Classes]:
     """Return what is known of the classes of the targets of tarpeg, by what they make.
 
-    That is "labels" of objects, or a "mask"; if several targets make the same, with their name in the dict,
-    "NAME labels". Labels come first. Raises ShardError as ``_seen_of``.
+    That is "labels" of objects, and a "mask". Labels come first. Raises ShardError as ``_seen_of``.
 
     Args:
         targets: Of a split.
-        stored: Names beside the shards by label; None if there are none, [] if two folders have others.
+        stored: Returns the names beside the shards by label; None if there are none, [] if two folders have
+            others.
         sources: Returns some shards of each group that was packed at once; None: they cannot be read.
     """
-    kinds = [(name, _kind_of(target), target) for name, target in by_name(targets).items()]
-    counts = Counter(kind for _, kind, _ in kinds)
-    found = dict[str, Classes]()
-    for name, kind, target in kinds:
-        if kind is not None:
-            key = f"{name} {kind}" if counts[kind] > 1 else kind
-            found[key] = _classes(target, kind, stored, sources)
-    return {key: found[key] for key in sorted(found, key=labels_first)}
-
-
-def labels_first(kind: str) -> tuple[bool, str]:
-    """Return the key by which kinds of classes are sorted."""
-    return kind.endswith("mask"), kind
+    kinds = {_kind_of(target): target for target in by_name(targets).values()}
+    return {kind: _classes(kinds[kind], kind, stored, sources) for kind in sorted(filter(None, kinds))}
 
 
 def _classes(
-    target: Any, kind: str, stored: list[str] | None, sources: Callable[[], Sequence[Source]] | None
+    target: Any,
+    kind: str,
+    stored: Callable[[], list[str] | None],
+    sources: Callable[[], Sequence[Source]] | None,
 ) -> Classes:
     merged, has_table = _merged_labels(target), getattr(target, "labels", None) is not None
     if table := _named_table(target):
         return Classes(names_of(table), table, {}, merged)
-    names = None if has_table else stored or None
+    listed = stored()
+    names = None if has_table else listed or None
     if sources is None:
         return Classes(names, numbered(names), {}, merged)
     if kind == "mask" and (pixels := _by_pixels(target, sources(), merged)) != {}:
@@ -106,7 +108,10 @@ def _classes(
         return Classes(names, pixels or {}, pixels or {}, merged, is_sure=names is not None)
     if kind == "mask" and names is None:
         return Classes(None, {}, {}, merged)
-    seen = _seen_of(target, kind, sources(), len(stored) - 1 if stored else None)
+    try:
+        seen = _seen_of(target, kind, sources(), len(listed) - 1 if listed else None)
+    except _OtherFieldError:
+        return Classes(None, {}, {}, merged)
     if names and not (len(names) <= 2 if seen is None else agree(names, seen)):
         names = None
     if kind == "mask":
@@ -122,8 +127,11 @@ def _by_pixels(target: Any, sources: Sequence[Source], merged: set[int]) -> dict
     """
     table, found = _table(target), dict[str, tuple[int, str]]()
     of_label = dict[int, tuple[set[str], str]]()
+    extension: str | None = getattr(target, "extension", None)  # a target of the user's own may have none
+    if extension is None:
+        return {}
     for source in sources:
-        numbers = numbers_in_masks(source, plain(target.extension))
+        numbers = numbers_in_masks(source, plain(extension))
         if numbers is None:
             return None
         own = {
@@ -211,7 +219,7 @@ def _seen_of(target: Any, kind: str, sources: Sequence[Source], count: int | Non
 def _categories(
     source: Source, place: Place, label: str, table: Mapping[Any, int] | None, count: int | None
 ) -> dict[str, tuple[int, str]]:
-    """Return labels by name, each with a sample that has it."""
+    """Return labels by name, each with a sample that has it; raises _OtherFieldError if one has several."""
     found: dict[str, tuple[int, str]] = {}
     for begin in range(0, min(len(source), _MOST_CHECKED), _CHECKED_AT_ONCE):
         ids = list(range(begin, min(begin + _CHECKED_AT_ONCE, len(source))))
@@ -223,11 +231,15 @@ def _categories(
             for each in () if isinstance(objects, ShardError) else objects:
                 has_objects = True
                 name, value = each.get("category"), each.get(label)
-                if not isinstance(name, str) or name in found or type(value) not in (int, str):
+                if not isinstance(name, str) or type(value) not in (int, str):
                     continue
                 number = value if table is None else table.get(value)
-                if type(number) is int:
+                if type(number) is not int:
+                    continue
+                if name not in found:
                     found[name] = number, where_of(source, id)
+                elif found[name][0] != number:
+                    raise _OtherFieldError
         is_without = not found and (has_objects or not any(texts))  # names
         if is_without or len(found) == count:
             break

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -17,10 +18,11 @@ from PIL import Image, ImageDraw
 
 from ..errors import ShardError
 from ..shards.source import Source, where_of
-from .annotations import Place, documents_of, is_finite, objects_at
+from .annotations import FAR, Place, documents_of, is_finite, objects_at
 
 _OBJECTS = Place("json", "objects")  # as make_shards writes them
 _MOST, _AT_ONCE = 64, 16  # samples
+_MOST_PIXELS = 1 << 24  # of a mask: larger ones take too long
 _ENOUGH = 4  # objects of each class
 _LEAST = 3
 _NOT_CLASSES = (0, 255)  # the background, and what is left out
@@ -75,13 +77,15 @@ def numbers_in_masks(source: Source, extension: str) -> dict[str, tuple[int, str
 
 
 def _pixels(picture: bytes) -> npt.NDArray[Any] | None:
-    """Return the numbers of a mask [H, W]; None for colours, and what is no picture."""
+    """Return the numbers of a mask [H, W]; None for colours, what is large, and what is no picture."""
     try:
-        with Image.open(io.BytesIO(picture)) as image:
-            mask = np.asarray(image)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's of large pictures
+            with Image.open(io.BytesIO(picture)) as image:
+                mask = np.asarray(image) if image.width * image.height <= _MOST_PIXELS else None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
-    return mask if mask.ndim == 2 and mask.dtype.kind in "ui" else None
+    return mask if mask is not None and mask.ndim == 2 and mask.dtype.kind in "ui" else None
 
 
 def _most_frequent(inside: npt.NDArray[Any]) -> int | None:
@@ -112,7 +116,7 @@ def _inside(each: dict[str, Any], mask: npt.NDArray[Any] | None) -> npt.NDArray[
         found: npt.NDArray[Any] = part[np.asarray(area)]
         return found
     box = each.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not all(map(is_finite, box)):
+    if not isinstance(box, list) or len(box) != 4 or not all(map(_is_near, box)):
         return None
     left, top, width, height = box
     rows = slice(max(0, round(top + height / 4)), max(0, round(top + height * 3 / 4) + 1))
@@ -122,4 +126,8 @@ def _inside(each: dict[str, Any], mask: npt.NDArray[Any] | None) -> npt.NDArray[
 
 def _is_polygon(given: Any) -> bool:
     is_list = isinstance(given, list) and len(given) >= 6 and len(given) % 2 == 0
-    return is_list and all(map(is_finite, given))
+    return is_list and all(map(_is_near, given))
+
+
+def _is_near(given: Any) -> bool:
+    return is_finite(given) and abs(given) <= FAR
