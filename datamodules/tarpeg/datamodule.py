@@ -323,8 +323,10 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.trainer is not None:
             self._trainers.append(weakref.ref(self.trainer))
             if self._outer() is None:  # a look before, and a run that failed, may have opened others
-                self._refresh()
+                self._is_stale = True
                 self._reloaded = None
+        if self._is_stale:
+            self._refresh()
         self._check_overlap()
         self._compare_classes()
         self._check_network()
@@ -645,6 +647,8 @@ class ShardDataModule(lightning.LightningDataModule):
     def samples(self, name: str) -> Source:
         """Return the samples of a split, which is opened once. Raises ``KeyError`` if there is none."""
         self._adopt_train()
+        if self._is_stale:
+            self._refresh()
         split = self.splits[name]
         if split is None:
             return self._samples[name][1]

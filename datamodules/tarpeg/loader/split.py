@@ -387,10 +387,11 @@ class Split:
         """
         if self.streaming or is_source(self.shards) or not isinstance(self.labels, (str, Path, type(None))):
             return None
-        files = {Path(name) for name in self.places().values()}
-        beside = {folder / name for folder in {file.parent for file in files} for name in _OF_CLASSES}
+        places = sorted(self.places().values())
+        shards = {Path(name) for name in places if ".tar" in name}  # images are opened when they are read
+        beside = {folder / name for folder in {file.parent for file in shards} for name in _OF_CLASSES}
         table = set() if self.labels is None else {Path(self.labels)}
-        return [(str(file), _stamp(file)) for file in sorted(files | beside | table)]
+        return places, [(str(file), _stamp(file)) for file in sorted(shards | beside | table)]
 
     def in_order(self) -> Split:
         """Return this split in order and without ``weights``, to overfit: each epoch has the same samples.
