@@ -224,9 +224,8 @@ class ShardDataModule(lightning.LightningDataModule):
         self._seen: dict[str, dict[str, int]] = {}  # those that only pixels of masks show
         self._stored: list[str] = []  # of the classes of the last checkpoint
         self._samples: dict[str, tuple[Split, Source]] = {}
-        self._signatures: dict[
-            str, tuple[Split, Any]
-        ] = {}  # of the files of the splits, when these were opened
+        # Of the files of the splits, when these were opened.
+        self._signatures: dict[str, tuple[Split, Any]] = {}
         self._is_stale = True  # files may have changed
         self._reloaded: int | None = None  # epoch of the last reload; None before the first loader of a run
         # Those that are still in use, and their Trainers: a loader that is not any more ends its workers.
@@ -254,6 +253,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def __str__(self) -> str:
         """Return the names of the splits: Lightning's text fails for loaders that are not DataLoaders."""
+        self._adopt_train()
         return f"{type(self).__name__}({', '.join(name for name, split in self.splits.items() if split)})"
 
     def __repr__(self) -> str:
@@ -262,7 +262,6 @@ class ShardDataModule(lightning.LightningDataModule):
         parts = [f"{name}={shown(split.shards)}" for name, split in self.splits.items() if split]
         total = self._config.global_batch_size
         size = f"batch_size={self._config.batch_size}" if total is None else f"global_batch_size={total}"
-        self._adopt_train()
         return f"{type(self).__name__}({', '.join([*parts, size])})"
 
     def __iter__(self) -> NoReturn:

@@ -59,9 +59,9 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "neares
 
 _OF_DATA = [*(field.name for field in fields(LoaderConfig)), "num_workers", "augment", "keys", "prepare"]
 
-# Of each source, the split that it was opened for, and what reads its labels.
-_OF_CLASSES = ("classes.json", "manifest.json")
+_OF_CLASSES = ("classes.json", "manifest.json")  # files beside shards
 _MOST_SHARDS = 64  # whose objects are compared with the names of classes
+# Of each source, the split that it was opened for, and what reads its labels.
 _READERS: WeakKeyDictionary[Source, tuple[Any, Labels | None]] = WeakKeyDictionary()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import ShardError, warn
 from ..shards.classes import BACKGROUND, names_of
+from ..shards.labels import by_label
 from ..shards.source import Source, plain, where_of
 from .annotations import Place, documents_of, objects_at, table_of
 from .mask_classes import numbers_in_masks
@@ -38,10 +39,9 @@ def class_names(tables: Sequence[Any]) -> list[str] | None:
     """Return names by label of tables ``labels=`` that agree, with the background; None if some have none."""
     found = []
     for labels in tables:
-        if isinstance(labels, str) or not all(isinstance(value, str) for value in labels):
+        if (table := _named_table(labels)) is None:
             return None  # numbers or colours
-        table = table_of(labels) or {}
-        found.append(names_of(table if 0 in table.values() else {BACKGROUND: 0, **table}))
+        found.append(names_of(table))
     return found[0] if all(names == found[0] for names in found) else None
 
 
@@ -97,7 +97,7 @@ def _classes(
     sources: Callable[[], Sequence[Source]] | None,
 ) -> Classes:
     merged, has_table = _merged_labels(target), getattr(target, "labels", None) is not None
-    if table := _named_table(target):
+    if table := _named_table(getattr(target, "labels", None)):
         return Classes(names_of(table), table, {}, merged)
     listed = stored()
     names = None if has_table else listed or None
@@ -125,8 +125,7 @@ def _by_pixels(target: Any, sources: Sequence[Source], merged: set[int]) -> dict
 
     None if the masks have other classes than the objects.
     """
-    table, found = _table(target), dict[str, tuple[int, str]]()
-    of_label = dict[int, tuple[set[str], str]]()
+    table, tables = _table(target), list[Mapping[str, tuple[int, str]]]()
     extension: str | None = getattr(target, "extension", None)  # a target of the user's own may have none
     if extension is None:
         return {}
@@ -134,26 +133,53 @@ def _by_pixels(target: Any, sources: Sequence[Source], merged: set[int]) -> dict
         numbers = numbers_in_masks(source, plain(extension))
         if numbers is None:
             return None
-        own = {
-            name: (number if table is None else table.get(number), where)
-            for name, (number, where) in numbers.items()
-        }
-        for name, (number, where) in own.items():
-            if number is None:
-                continue
+        given = {name: (_through(table, number), where) for name, (number, where) in numbers.items()}
+        tables.append(
+            {name: (number, where) for name, (number, where) in given.items() if number is not None}
+        )
+
+    def report(text: str, _: str) -> None:
+        warn(
+            f"in the masks, by the pixels under objects, {text}: a number may mean two classes. "
+            f"{ONE_NUMBERING}"
+        )
+
+    return _joined(tables, "number of masks", merged, report)
+
+
+def _through(table: Mapping[Any, int] | None, value: Any) -> int | None:
+    """Return the label that a table gives to a value; None if it has none, or the value is no integer."""
+    number = value if table is None else table.get(value)
+    return number if type(number) is int else None
+
+
+def _joined(
+    tables: Iterable[Mapping[str, tuple[int, str]]],
+    what: str,
+    merged: set[int],
+    report: Callable[[str, str], None],
+) -> dict[str, int]:
+    """Return the labels by name of several groups of shards, and report names and labels with two meanings.
+
+    Args:
+        tables: Of each group, the label of each name, with a sample that has it.
+        what: "label" or "number of masks".
+        merged: Labels that several names may have.
+        report: Takes a text about two labels of a name, or two names of a label, and what that does.
+    """
+    found, of_label = dict[str, tuple[int, str]](), dict[int, tuple[set[str], str]]()
+    for table in tables:
+        for name, (number, where) in table.items():
             first, other = found.setdefault(name, (number, where))
-            names = {each for each, (label, _) in own.items() if label == number}
-            known, before = of_label.setdefault(number, (names, where))
             if first != number:
-                what = f"{name!r} is {first} ({other}) and {number} ({where})"
-            elif not known & names and number not in merged:
-                what = f"{number} is {min(known)!r} ({before}) and {name!r} ({where})"
-            else:
-                continue
-            warn(
-                f"in the masks, by the pixels under objects, {what}: a number may mean two classes. "
-                f"{ONE_NUMBERING}"
-            )
+                text = f"class {name!r} has the {what} {first} ({other}) and {number} ({where})"
+                report(text, "one class would be two")
+        for number, names in by_label({name: number for name, (number, _) in table.items()}).items():
+            where = table[min(names)][1]
+            known, other = of_label.setdefault(number, (names, where))
+            if not known & names and number not in merged:
+                text = f"{what} {number} is {min(known)!r} ({other}) and {min(names)!r} ({where})"
+                report(text, "one label would mean two classes")
     return {name: number for name, (number, _) in found.items()}
 
 
@@ -168,9 +194,8 @@ def _kind_of(target: Any) -> str | None:
     return "labels" if "labels" in target.fields else "mask" if tuple(target.fields) == ("mask",) else None
 
 
-def _named_table(target: Any) -> Mapping[str, int] | None:
+def _named_table(labels: Any) -> Mapping[str, int] | None:
     """Return the labels by name of ``labels=`` of a target, with the background; None without names."""
-    labels = getattr(target, "labels", None)
     if labels is None or isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
         return None
     table = table_of(labels) or {}
@@ -192,28 +217,14 @@ def _seen_of(target: Any, kind: str, sources: Sequence[Source], count: int | Non
         objects, label = "json:objects", "category_id"
     if objects is None or label is None:
         return None
-    found, of_label = dict[str, tuple[int, str]](), dict[int, tuple[set[str], str]]()
     table, merged = _table(target), _merged_labels(target)
     what, remedy = ("number of masks", ONE_NUMBERING) if is_mask else ("label", _ONE_TABLE)
-    for source in sources:
-        own = dict[int, tuple[set[str], str]]()
-        seen = _categories(source, Place.of(objects, ""), label, table, count)
-        for name, (number, where) in seen.items():
-            own.setdefault(number, (set(), where))[0].add(name)
-            first, other = found.setdefault(name, (number, where))
-            if first != number:
-                raise ShardError(
-                    f"class {name!r} has the {what} {first} ({other}) and {number} ({where}): read together, "
-                    f"one class would be two. {remedy}"
-                )
-        for number, (names, where) in own.items():
-            known, other = of_label.setdefault(number, (names, where))
-            if not known & names and number not in merged:
-                raise ShardError(
-                    f"{what} {number} is {min(known)!r} ({other}) and {min(names)!r} ({where}): read "
-                    f"together, one label would mean two classes. {remedy}"
-                )
-    return {name: number for name, (number, _) in found.items()}
+
+    def report(text: str, effect: str) -> None:
+        raise ShardError(f"{text}: read together, {effect}. {remedy}")
+
+    place = Place.of(objects, "")
+    return _joined((_categories(each, place, label, table, count) for each in sources), what, merged, report)
 
 
 def _categories(
@@ -233,8 +244,8 @@ def _categories(
                 name, value = each.get("category"), each.get(label)
                 if not isinstance(name, str) or type(value) not in (int, str):
                     continue
-                number = value if table is None else table.get(value)
-                if type(number) is not int:
+                number = _through(table, value)
+                if number is None:
                     continue
                 if name not in found:
                     found[name] = number, where_of(source, id)
