@@ -24,7 +24,6 @@ from .loader.arrivals import GatheredImages
 from .loader.augmenting import augment_on_arrival, moving, pixels_of
 from .loader.batch import TARGET_BATCHES, AnyBatch
 from .loader.checks import (
-    CommonClasses,
     check_mixed_labels,
     check_num_classes,
     check_on_error,
@@ -33,21 +32,19 @@ from .loader.checks import (
     check_transform_result,
     check_types,
     checked_augment,
-    common_classes,
     explain_refused_label,
     explain_single_sample,
     kind_of,
     named_splits,
-    names_of_all,
     open_split,
 )
+from .loader.classes import CommonClasses, StoredClasses, checked_classes, common_classes, names_of_all
 from .loader.config import DecodeOn, LoaderConfig, OnError
 from .loader.loader import Loader
 from .loader.mixture import Mixture, MixtureLoader
 from .loader.preprocessing import check_preprocessing, described
 from .loader.ranks import Mesh, data_rank, rank_of_strategy, warn_if_alone
 from .loader.split import Split
-from .loader.state import StoredClasses, checked_classes
 from .machine import warn_about_spinning_threads
 from .ops import library
 from .sampling.epochs import EpochCounter

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,17 +19,14 @@ from ..augment.geometry import may_move
 from ..augment.module import Augment
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
-from ..sampling.sampler import shown
 from ..shards.label import Labels
-from ..shards.labels import Target, by_label, read_labels
+from ..shards.labels import Target, read_labels
 from ..shards.source import Source, where_of
-from ..targets.annotations import table_of
-from ..targets.classes import ONE_NUMBERING
 from ..targets.instance_map import InstanceMap
 from ..targets.instances import InstanceMasks
 from ..targets.maps import FloatMap
 from ..targets.masks import Masks
-from ..targets.protocols import by_name, is_flat
+from ..targets.protocols import by_name
 from .augmenting import contains_augment, mixes_of, modules_of, uncompiled
 from .carried import check_carried
 from .split import Split
@@ -381,129 +378,6 @@ def check_overlap(splits: Mapping[str, Split]) -> bool:
                 )
             )
     return len(places) == len(splits)
-
-
-class CommonClasses(NamedTuple):
-    """The classes of several splits.
-
-    Args:
-        names: As ``names_of_all``.
-        numbers: The labels of all names, which may have gaps, as ``Split.class_numbers``.
-        seen: Those of masks that only their pixels show.
-        is_whole: False if a split cannot be opened.
-    """
-
-    names: list[str]
-    numbers: dict[str, dict[str, int]]
-    seen: dict[str, dict[str, int]]
-    is_whole: bool
-
-
-def common_classes(splits: Mapping[str, Split]) -> CommonClasses:
-    """Compare the classes of all splits.
-
-    Raises:
-        ShardError: If a label has two names, or a class two labels, because the shards of the splits were
-            packed one by one.
-    """
-    numbers = dict[str, Mapping[str, Mapping[str, int]]]()
-    for name, split in splits.items():
-        with suppress(ShardError):  # opening it raises
-            numbers[name] = split.class_numbers()
-    known = {name: "labels" in each for name, each in numbers.items()}
-    _warn_of_other_tables(splits, known)
-    kinds = {kind for each in numbers.values() for kind in each}
-    found = {kind: _common_labels(splits, numbers, kind) for kind in sorted(kinds)}
-    sure, seen = (
-        {kind: table for kind, (table, is_sure) in found.items() if is_sure == wanted}
-        for wanted in (True, False)
-    )
-    names = names_of_all([splits[name] for name in numbers])
-    return CommonClasses(names, sure, seen, len(numbers) == len(splits))
-
-
-def _common_labels(
-    splits: Mapping[str, Split], numbers: Mapping[str, Mapping[str, Mapping[str, int]]], kind: str
-) -> tuple[dict[str, int], bool]:
-    """Return the labels by name of a kind of classes of all splits, and whether these are stated.
-
-    Raises ShardError as common_classes; warns if the numbers are only seen in masks.
-    """
-    of_label, of_class = dict[int, tuple[str, set[str]]](), dict[str, tuple[str, int]]()
-    what = "label" if kind == "labels" else "number of masks"
-    is_sure = all(splits[name].is_sure_of(kind) for name in numbers)
-
-    def found(text: str) -> None:
-        if is_sure:
-            raise ShardError(text)
-        warn(f"if the masks show the objects, by the pixels under objects, {text}")
-
-    for name, table in ((name, each[kind]) for name, each in numbers.items() if kind in each):
-        for label, classes in by_label(table).items():
-            first, known = of_label.setdefault(label, (name, classes))
-            merged = splits[first].merged_labels(kind) | splits[name].merged_labels(kind)
-            if not known & classes and label not in merged:
-                one, two = min(known), min(classes)
-                found(
-                    f"{what} {label} is {one!r} in {first} and {two!r} in {name}, which would be one class "
-                    f"for the network. {_remedy(splits, kind, first, name)}"
-                )
-        for each, label in table.items():
-            first, other = of_class.setdefault(each, (name, label))
-            if other != label:
-                found(
-                    f"class {each!r} has the {what} {other} in {first} and {label} in {name}, which would be "
-                    f"two for the network. {_remedy(splits, kind, first, name)}"
-                )
-    return {name: label for name, (_, label) in of_class.items()}, is_sure
-
-
-def names_of_all(splits: Iterable[Split]) -> list[str]:
-    """Return the longest list of names by label that a split has.
-
-    Empty if another split has other names for the labels, or labels beyond them.
-
-    Raises ShardError as ``Split.classes``.
-    """
-    named = [(split.classes() or [], split.class_numbers()) for split in splits]
-    names = max((names for names, _ in named), key=len, default=[])
-    labels = [each for _, kinds in named for table in kinds.values() for each in by_label(table).items()]
-    is_one = all(own == names[: len(own)] for own, _ in named)
-    is_one &= all(label < len(names) and names[label] in known for label, known in labels)
-    return names if is_one else []
-
-
-def _warn_of_other_tables(splits: Mapping[str, Split], known: Mapping[str, bool]) -> None:
-    """Warn of splits whose targets make other labels of the same objects, and have no names to compare."""
-    seen = dict[str, tuple[str, Any, str | None]]()
-    for name, split in splits.items():
-        for target in by_name(split.targets).values() if split.targets is not None else ():
-            objects, label = getattr(target, "objects", None), getattr(target, "label", None)
-            if not (is_flat(target) and "labels" in target.fields and isinstance(objects, str)):
-                continue
-            labels: Any = getattr(target, "labels", None)
-            first, other, field = seen.setdefault(objects, (name, labels, label))
-            is_same = field == label and table_of(other) == table_of(labels)
-            if not is_same and not (known.get(first) and known.get(name)):
-                warn(
-                    f"{first} has label={field!r} and labels={shown(other)} of {objects!r}, {name} has "
-                    f"label={label!r} and labels={shown(labels)}: a label may mean two classes. Give both "
-                    "the same"
-                )
-
-
-def _remedy(splits: Mapping[str, Split], kind: str, *names: str) -> str:
-    """Return how these splits get one table of classes."""
-    if kind == "mask":
-        return ONE_NUMBERING
-    if any(splits[name].labels is not None for name in names):
-        return "Give the Label of all splits the same classes=[...]."
-    if any(splits[name].targets is not None for name in names):
-        return 'Give the targets of all one table: Boxes(label="category", labels={...}).'
-    return (
-        "Make the shards of all splits from one folder that holds train and val: "
-        "Folder(root, split=...), FolderShards(root, out) or build_cache()."
-    )
 
 
 def check_num_classes(given: object, classes: Sequence[str]) -> None:

@@ -24,7 +24,8 @@ from ..shards.source import Source
 from ..targets.moved import structure_of
 from ..transforms.pixels import PixelFormat
 from .batch import AnyBatch, ExtraBatch, MixedBatch, MixedExtraBatch, MixedTargetBatch, TargetBatch
-from .checks import common_classes, open_split
+from .checks import open_split
+from .classes import common_classes
 from .config import LoaderConfig
 from .feeds import IndexedFeed
 from .loader import Loader, data_identity, feed_and_fetcher

@@ -21,8 +21,8 @@ from ..shards.paths import Paths
 from ..shards.source import Source
 from ..transforms.torchvision import flattened, name_of
 from .augmenting import modules_of, uncompiled
+from .classes import checked_classes
 from .split import Split
-from .state import checked_classes
 
 _CROPS: dict[str, Any] = {
     kind.__name__: kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import ResumeError
 from ..remedies import Message, Setting
@@ -80,54 +80,6 @@ def checked_position(state: Mapping[str, Any]) -> tuple[int, int]:
     """Return the epoch of a state, and its batches. Raises ResumeError for what is no number of these."""
     epoch, batches = (_integer(state, name, *_BOUNDS[name]) for name in ("epoch", "batches"))
     return epoch, batches
-
-
-class StoredClasses(NamedTuple):
-    """The classes in the state of a data module.
-
-    Args:
-        names: By label; empty if labels have gaps, or no names.
-        labels: By name.
-        kind: What these are of, "labels" of objects or images, or a "mask"; "" if the state does not say.
-        others: Labels by name of other kinds of classes, such as of masks beside boxes.
-        seen: As ``others``, of masks whose pixels alone show them.
-    """
-
-    names: list[str]
-    labels: dict[str, int]
-    kind: str
-    others: dict[str, dict[str, int]]
-    seen: dict[str, dict[str, int]]
-
-
-def checked_classes(state: Any) -> StoredClasses:
-    """Return the classes in the state of a data module. Raises ResumeError if they are none."""
-    if not isinstance(state, Mapping):
-        raise ResumeError(f"the state of the data module is a {type(state).__name__}, not a dict. {REMEDY}")
-    names = state.get("classes") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ResumeError(
-            f"classes={shown(names)} of the data module's state must be a list of names. {REMEDY}"
-        )
-    labels = state.get("labels") or {name: label for label, name in enumerate(names)}
-    others, seen = state.get("other_labels") or {}, state.get("seen_labels") or {}
-    parts = [("other_labels", each) for each in _values(others)]
-    parts += [("seen_labels", each) for each in _values(seen)]
-    for name, each in (("labels", labels), *parts):
-        if not isinstance(each, dict) or not all(
-            isinstance(key, str) and type(label) is int for key, label in each.items()
-        ):
-            raise ResumeError(
-                f"{name}={shown(each)} of the data module's state must be integers by name. {REMEDY}"
-            )
-    kind = state.get("kind", "")
-    if not isinstance(kind, str):
-        raise ResumeError(f"kind={shown(kind)} of the data module's state must be a text. {REMEDY}")
-    return StoredClasses(names, labels, kind, others, seen)
-
-
-def _values(given: Any) -> list[Any]:
-    return [*given.values()] if isinstance(given, dict) else [given]
 
 
 def check_data(state: Mapping[str, int | str], data: str) -> None:
