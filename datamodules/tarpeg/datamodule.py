@@ -38,7 +38,7 @@ from .loader.checks import (
     named_splits,
     open_split,
 )
-from .loader.classes import CommonClasses, StoredClasses, checked_classes, common_classes, names_of_all
+from .loader.classes import CommonClasses, common_classes, names_of_all, stored_classes
 from .loader.config import DecodeOn, LoaderConfig, OnError
 from .loader.loader import Loader
 from .loader.mixture import Mixture, MixtureLoader
@@ -49,7 +49,6 @@ from .machine import warn_about_spinning_threads
 from .ops import library
 from .sampling.epochs import EpochCounter
 from .sampling.sampler import shown
-from .shards.labels import check_classes
 from .shards.source import Source
 from .transforms.pixels import PixelFormat
 
@@ -215,11 +214,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._is_prepared = False
         self._is_in_hook = False
         self._allow_overlap = self._has_separate_shards = allow_overlap
-        self._has_common_classes = False
-        self._names: list[str] = []  # of the classes, of the split that has most
-        self._numbers: dict[str, dict[str, int]] = {}  # of all names, by kind: of labels, and of masks
-        self._seen: dict[str, dict[str, int]] = {}  # those that only pixels of masks show
-        self._stored: list[str] = []  # of the classes of the last checkpoint
+        self._common = self._stored = CommonClasses([], {}, {}, is_whole=False)  # stored: of a checkpoint
         self._samples: dict[str, tuple[Split, Source]] = {}
         # Of the files of the splits, when these were opened.
         self._signatures: dict[str, tuple[Split, Any]] = {}
@@ -293,7 +288,7 @@ class ShardDataModule(lightning.LightningDataModule):
             self._refresh()
         splits = self._labelled().values()
         has_own = any(split.class_numbers() for split in splits)
-        names = names_of_all(splits) if has_own else self._stored
+        names = names_of_all(splits) if has_own else self._stored.names
         predict = self.splits["predict"]
         if not names and not has_own and predict is not None:  # its labels may be those of other classes
             names = predict.classes() or []
@@ -443,18 +438,8 @@ class ShardDataModule(lightning.LightningDataModule):
         For Lightning's checkpoints. ``tarpeg.preprocessing`` reads the last of these.
         """
         name = self._first_of("val")
-        first, *others = self._numbers.items() or [("labels", {})]
-        has_gaps = bool(first[1]) and not self._names  # in the labels
-        has_own = bool(self._numbers or self._seen)
-        state: dict[str, Any] = {"classes": self._names if has_own else self._stored}
-        if has_gaps or {*first[1]} != {*self._names}:  # those that objects show
-            state["labels"] = first[1]
-        if first[0] != "labels":
-            state["kind"] = first[0]
-        if others:
-            state["other_labels"] = dict(others)
-        if self._seen:
-            state["seen_labels"] = self._seen
+        has_own = bool(self._common.numbers or self._common.seen)
+        state = (self._common if has_own else self._stored).state()
         pending = self._place if self.trainer is None or self._has_ended else self._resume
         if pending is not None:  # loaded, and no loader was made since
             state["train"] = dict(pending)
@@ -471,9 +456,8 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         # Lightning saves and restores the loader's own state too, but loses it if
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
-        stored, state = checked_classes(state_dict), state_dict.get("train")
-        self._stored = stored.names
-        self._check_classes(stored)
+        self._stored, state = stored_classes(state_dict), state_dict.get("train")
+        self._common.check_since(self._stored)
         self._check_preprocessing(state_dict.get("preprocessing"))
         self._forget_ended()
         if self.trainer is None:
@@ -520,7 +504,8 @@ class ShardDataModule(lightning.LightningDataModule):
             if before is None or before[0] is not split or now is None or before[1] != now:
                 split.forget()
                 self._samples.pop(name, None)
-                self._has_separate_shards, self._has_common_classes = self._allow_overlap, False
+                self._has_separate_shards = self._allow_overlap
+                self._common = self._common._replace(is_whole=False)
             self._signatures[name] = split, now
 
     def _refresh_if_needed(self) -> None:
@@ -659,16 +644,6 @@ class ShardDataModule(lightning.LightningDataModule):
         """Return the name of the split of a kind, "val" or "test", the first of several; None without one."""
         return next((name for name in self._given() if kind_of(name) == kind), None)
 
-    def _check_classes(self, stored: StoredClasses) -> None:
-        """Compare the classes of a checkpoint with those of the splits. Raises ShardError."""
-        known = self._numbers | self._seen
-        # States without a kind are of labels, or of masks whose numbers were taken for those of objects.
-        first = stored.kind or next(iter(known), "labels")
-        for kind, table in {first: stored.labels, **stored.others, **stored.seen}.items():
-            is_sure = kind in self._numbers and kind not in stored.seen
-            is_sure &= bool(stored.kind) or kind != "mask" or kind in stored.others
-            check_classes(table, known.get(kind, {}), is_sure=is_sure)
-
     def _described(self, name: str) -> dict[str, Any]:
         return described(self._given()[name], self.augment)
 
@@ -700,12 +675,11 @@ class ShardDataModule(lightning.LightningDataModule):
             self._has_separate_shards = check_overlap(self._labelled())
 
     def _compare_classes(self) -> None:
-        if not self._has_common_classes:
+        if not self._common.is_whole:
             with warnings.catch_warnings():
                 if not data_rank(**self._ranks()).is_first:
                     warnings.simplefilter("ignore")
-                common = common_classes(self._labelled())
-            self._names, self._numbers, self._seen, self._has_common_classes = common
+                self._common = common_classes(self._labelled())
 
     def _check_reloaded(self, before: CommonClasses) -> None:
         """Raise ShardError if a reload of a training gives classes other labels, or too many."""
@@ -714,11 +688,7 @@ class ShardDataModule(lightning.LightningDataModule):
         with warnings.catch_warnings():
             if not data_rank(**self._ranks()).is_first:
                 warnings.simplefilter("ignore")
-            now = self._numbers | self._seen
-            for kind, labels in (before.numbers | before.seen).items():
-                is_sure = kind in before.numbers and kind in self._numbers
-                words = {"then_is": "before this reload", "remedy": _SAME_CLASSES}
-                check_classes(labels, now.get(kind, {}), is_sure=is_sure, **words)
+            self._common.check_since(before, then_is="before this reload", remedy=_SAME_CLASSES)
         self._check_network()
 
     def _check_network(self) -> None:
@@ -727,7 +697,7 @@ class ShardDataModule(lightning.LightningDataModule):
             return
         net = None if self.trainer is None else self.trainer.lightning_module
         given = getattr(net, "num_classes", getattr(net, "hparams", {}).get("num_classes"))
-        check_num_classes(given, self._names)
+        check_num_classes(given, self._common.names)
 
     def _pixels(self, is_train: bool, split: Split | None) -> PixelFormat:
         """Return the format of the images of a split's loader: uint8, unless the CPU trains."""
@@ -785,11 +755,11 @@ class ShardDataModule(lightning.LightningDataModule):
             raise ValueError(f"there is no {name} split: pass ShardDataModule({name}=Split(...))")
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()  # Lightning calls it, a plain loop does not
-        before = CommonClasses([], self._numbers, self._seen, self._has_common_classes)
+        before = self._common
         self._refresh_if_needed()
         self._check_overlap()
         self._compare_classes()  # a plain loop does not call setup()
-        if before.is_whole and (before.numbers, before.seen) != (self._numbers, self._seen):
+        if before.is_whole and before != self._common:
             self._check_reloaded(before)
         if is_train and getattr(self.trainer, "overfit_batches", 0) > 0:
             # Lightning warns that overfit_batches turns shuffling off, but does not do it.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ResumeError, ShardError, warn
 from ..sampling.sampler import shown
-from ..shards.labels import by_label
+from ..shards.labels import by_label, check_classes
 from ..targets.annotations import table_of
 from ..targets.classes import ONE_NUMBERING
 from ..targets.protocols import by_name, is_flat
@@ -17,19 +17,45 @@ from .state import REMEDY
 
 
 class CommonClasses(NamedTuple):
-    """The classes of several splits.
+    """The classes of several splits, or those in the state of a data module.
 
     Args:
         names: As ``names_of_all``.
-        numbers: The labels of all names, which may have gaps, as ``Split.class_numbers``.
+        numbers: The labels of all names, which may have gaps, by kind: as ``Split.class_numbers``.
         seen: Those of masks that only their pixels show.
-        is_whole: False if a split cannot be opened.
+        is_whole: False if a split cannot be opened, or none was yet.
     """
 
     names: list[str]
     numbers: dict[str, dict[str, int]]
     seen: dict[str, dict[str, int]]
     is_whole: bool
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has of the classes, for ``stored_classes``."""
+        first, *others = self.numbers.items() or [("labels", dict[str, int]())]
+        state: dict[str, Any] = {"classes": self.names}
+        if {*first[1]} != {*self.names}:  # those that objects show
+            state["labels"] = first[1]
+        if first[0] not in ("", "labels"):
+            state["kind"] = first[0]
+        if others:
+            state["other_labels"] = dict(others)
+        if self.seen:
+            state["seen_labels"] = self.seen
+        return state
+
+    def check_since(self, before: CommonClasses, **words: str) -> None:
+        """Compare the labels of earlier classes with these, as ``check_classes``, of which ``words`` are."""
+        now, then = self.numbers | self.seen, before.numbers | before.seen
+        for given, labels in then.items():
+            kind, is_stated = given, given not in before.seen
+            if not kind:  # of labels, or of masks whose numbers were taken for those of objects
+                kind = next(iter(now), "labels")
+                is_stated = kind != "mask"
+                if kind in then:
+                    continue
+            check_classes(labels, now.get(kind, {}), is_sure=is_stated and kind in self.numbers, **words)
 
 
 def common_classes(splits: Mapping[str, Split]) -> CommonClasses:
@@ -139,26 +165,11 @@ def _remedy(splits: Mapping[str, Split], kind: str, *names: str) -> str:
     )
 
 
-class StoredClasses(NamedTuple):
-    """The classes in the state of a data module.
+def stored_classes(state: Any) -> CommonClasses:
+    """Return the classes in the state of a data module; the kind of the first is "" if it does not say.
 
-    Args:
-        names: By label; empty if labels have gaps, or no names.
-        labels: By name.
-        kind: What these are of, "labels" of objects or images, or a "mask"; "" if the state does not say.
-        others: Labels by name of other kinds of classes, such as of masks beside boxes.
-        seen: As ``others``, of masks whose pixels alone show them.
+    Raises ResumeError if they are none.
     """
-
-    names: list[str]
-    labels: dict[str, int]
-    kind: str
-    others: dict[str, dict[str, int]]
-    seen: dict[str, dict[str, int]]
-
-
-def checked_classes(state: Any) -> StoredClasses:
-    """Return the classes in the state of a data module. Raises ResumeError if they are none."""
     if not isinstance(state, Mapping):
         raise ResumeError(f"the state of the data module is a {type(state).__name__}, not a dict. {REMEDY}")
     names = state.get("classes") or []
@@ -180,7 +191,7 @@ def checked_classes(state: Any) -> StoredClasses:
     kind = state.get("kind", "")
     if not isinstance(kind, str):
         raise ResumeError(f"kind={shown(kind)} of the data module's state must be a text. {REMEDY}")
-    return StoredClasses(names, labels, kind, others, seen)
+    return CommonClasses(names, ({kind: labels} if labels else {}) | others, seen, True)
 
 
 def _values(given: Any) -> list[Any]:

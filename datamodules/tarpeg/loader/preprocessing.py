@@ -21,7 +21,7 @@ from ..shards.paths import Paths
 from ..shards.source import Source
 from ..transforms.torchvision import flattened, name_of
 from .augmenting import modules_of, uncompiled
-from .classes import checked_classes
+from .classes import stored_classes
 from .split import Split
 
 _CROPS: dict[str, Any] = {
@@ -191,7 +191,7 @@ def stored_in(content: Mapping[str, Any]) -> tuple[Stored | None, list[str]]:
     """Return what ``described`` stored in a checkpoint, by whatever data module, and the classes."""
     for state in content.values():
         if isinstance(state, Mapping) and isinstance(found := state.get("preprocessing"), dict):
-            return found, checked_classes(state).names
+            return found, stored_classes(state).names
     return None, []
 
 
