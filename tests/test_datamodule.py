@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 
 import lightning
+import numpy as np
 import pytest
 import torch
 from helpers.loaders import ALL, keys_of
@@ -40,7 +41,7 @@ from tarpeg import (
     Split,
     build_cache,
 )
-from tarpeg.errors import ShardError
+from tarpeg.errors import ResumeError, ShardError
 from tarpeg.loader import split as split_module
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
@@ -765,6 +766,133 @@ def test_a_split_that_is_replaced_is_opened(tmp_path):
     data.splits["train"] = Split(f"{tmp_path}/0.tar", CenterCrop(8))
     (batch,) = data.train_dataloader()
     assert {*batch.key} == {f"k{number:04d}" for number in range(4)} and batch.image.shape[-1] == 8
+
+
+def test_a_split_that_is_replaced_within_a_run_leaves_the_others_as_they_were_read(tmp_path):
+    """Of a table that somebody edits meanwhile, the labels of the training are those of before."""
+    for name in "abc":
+        write_tar(tmp_path / f"{name}.tar", [each for i in range(6) for each in sample(i)])
+
+    def write(*names):
+        rows = [f"k{number:04d},{names[number % 3]}\n" for number in range(6)]
+        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+
+    write("ant", "bee", "cat")
+    given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
+    train, val, other = (Split(f"{tmp_path}/{name}.tar", CenterCrop(16), **given) for name in "abc")
+    data = ShardDataModule(train, val, batch_size=3, workers=0, keys=True)
+
+    class Measures(Callback):
+        def on_train_epoch_end(self, run, net):
+            if run.current_epoch == 0:
+                write("zebra", "bee", "cat")
+                data.splits["val"] = other
+                with pytest.raises(ShardError, match="label 0 is 'ant' in train and 'bee' in val"):
+                    trainer(tmp_path).validate(Net(), datamodule=data)
+                del data.splits["val"]
+
+    net = Net()
+    trainer(tmp_path, max_epochs=2, callbacks=[Measures()], limit_val_batches=0).fit(net, data)
+    labels = {
+        pair for batch in net.seen["train"] for pair in zip(batch.key, batch.label.tolist(), strict=True)
+    }
+    assert labels == {(f"k{number:04d}", number % 3) for number in range(6)}
+    assert data.state_dict()["classes"] == ["ant", "bee", "cat"]
+
+
+@pytest.mark.parametrize("then", ["test", "look"])
+def test_a_checkpoint_after_a_fit_has_the_names_of_its_training(tmp_path, then):
+    for name in "abc":
+        write_tar(tmp_path / f"{name}.tar", [each for i in range(6) for each in sample(i)])
+
+    def write(*names):
+        rows = [f"k{number:04d},{names[number % 3]}\n" for number in range(6)]
+        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+
+    write("ant", "bee", "cat")
+    given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
+    data = ShardDataModule(
+        *(Split(f"{tmp_path}/{name}.tar", CenterCrop(16), **given) for name in "abc"), batch_size=3, workers=0
+    )
+    run = trainer(tmp_path, max_epochs=1)
+    run.fit(Net(), data)
+    write("zebra", "bee", "cat")
+    if then == "look":
+        next(iter(data.train_dataloader()))
+    else:
+        text = "label 0 was 'ant' in the training before and is 'bee' now: .* network of the new labels alone"
+        with pytest.warns(UserWarning, match=text):
+            run.test(Net(), data)
+    assert data.state_dict()["classes"] == ["ant", "bee", "cat"]
+    run = trainer(tmp_path, max_epochs=1)
+    run.fit(Net(), data)
+    assert data.state_dict()["classes"] == ["bee", "cat", "zebra"]
+
+
+@pytest.mark.parametrize("form", ["file", "list"])
+@pytest.mark.parametrize("how", ["fits", "plain"])
+def test_a_subset_that_changes_gets_its_labels(tmp_path, form, how):
+    """Active learning: one table has all labels, and the chosen samples change from fit to fit."""
+    write_tar(tmp_path / "a.tar", [each for i in range(12) for each in sample(i)])
+    rows = [f"k{number:04d},{number + 50}\n" for number in range(12)]
+    (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+    chosen = {"file": tmp_path / "chosen.npy", "list": []}[form]
+
+    def choose(*numbers):
+        if form == "file":
+            np.save(chosen, np.array(numbers))
+        else:
+            chosen[:] = numbers
+
+    choose(0, 1, 2)
+    split = Split(
+        f"{tmp_path}/a.tar",
+        CenterCrop(16),
+        subset=chosen,
+        labels=tmp_path / "labels.csv",
+        key="key",
+        target="label",
+    )
+    data = ShardDataModule(split, batch_size=4, workers=0, keys=True)
+    for numbers in ((0, 1, 2), (5, 6, 7, 8), (2, 3)):
+        choose(*numbers)
+        if how == "fits":
+            net = Net()
+            net.net = torch.nn.Linear(3, 99)
+            trainer(tmp_path, max_epochs=1).fit(net, data)
+            batches = net.seen["train"]
+        else:
+            batches = list(data.train_dataloader())
+        found = {pair for batch in batches for pair in zip(batch.key, batch.label.tolist(), strict=True)}
+        assert found == {(f"k{number:04d}", number + 50) for number in numbers}
+
+
+@pytest.mark.parametrize("name", ["a.wds", "a.TAR", "part-0000"])
+def test_shards_of_any_name_are_opened_again(tmp_path, name):
+    net = Net()
+    for number in (0, 6):
+        write_tar(tmp_path / name, [each for i in range(number, number + 6) for each in sample(i)])
+        if number == 0:
+            data = ShardDataModule(
+                Split([tmp_path / name], CenterCrop(16)), batch_size=6, workers=0, keys=True
+            )
+        trainer(tmp_path, max_epochs=1).fit(net, data)
+    assert [sorted(batch.key)[0] for batch in net.seen["train"]] == ["k0000", "k0006"]
+
+
+def test_a_checkpoint_of_one_split_does_not_go_on_with_a_mixture(tmp_path):
+    write_tar(tmp_path / "a.tar", [each for i in range(4) for each in sample(i)])
+    split = Split(f"{tmp_path}/a.tar", CenterCrop(16), members=("cls",))
+    one, several = (
+        ShardDataModule(train, batch_size=4, workers=0)
+        for train in (split, Mixture({"a": split}, repeat={"a": 1}))
+    )
+    for each in (one, several):
+        next(iter(each.train_dataloader()))
+    states = [each.state_dict() for each in (one, several)]
+    for data, state, text in ((one, states[1], "a mixture"), (several, states[0], "one split")):
+        with pytest.raises(ResumeError, match=f"the checkpoint is of {text}, .* weights alone: net.load_"):
+            data.load_state_dict(state)
 
 
 @pytest.mark.parametrize("form", ["plain", "trainer"])

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from .checks import ConfigError
 from .reports import show
-from .tasks import Task, stored_task, task_of
+from .tasks import Task, stored_task, task_of, validation_sets
 
 _MISSING = -1  # a label, of tarpeg.Label(optional=True)
 
@@ -71,8 +71,10 @@ class Classifier(lightning.LightningModule):
     def setup(self, stage: str) -> None:
         """Choose loss and metric for the labels. ConfigError if the network has another number of outputs."""
         # Once: Lightning keeps the names of metrics.
-        if stage in ("fit", "validate") and len(self.accuracies) != len(self._sets):
-            self.accuracies = nn.ModuleList(self.accuracy.clone() for _ in self._sets)
+        if stage in ("fit", "validate") and len(self.accuracies) != len(
+            sets := validation_sets(self.trainer)
+        ):
+            self.accuracies = nn.ModuleList(self.accuracy.clone() for _ in sets)
         if self.task is None and stage != "predict":
             self.task = task_of(self._data, self._given)
         task = self.task
@@ -158,7 +160,7 @@ class Classifier(lightning.LightningModule):
         self.log("val/accuracy", self.accuracy, prog_bar=True)
         # Not the values of the batches: of these Lightning divides the sum of sizes by the number of
         # processes as an integer, with gloo.
-        for name, accuracy in zip(self._sets, self.accuracies, strict=True):
+        for name, accuracy in zip(validation_sets(self.trainer), self.accuracies, strict=True):
             self.log(f"{name}/accuracy", accuracy)  # such as val/clean/accuracy
 
     def predict_step(self, batch: Any, _: int) -> list[tuple[Any, ...]]:
@@ -206,10 +208,6 @@ class Classifier(lightning.LightningModule):
             reason = "".join(f"{key}={value} is a word: " for key, value in words.items())
             remedy = "".join(f"; give a number: model.optimizer.{key}=0.1" for key in words)
             raise ConfigError(f"model.optimizer: {reason}{error}{remedy}") from error
-
-    @property
-    def _sets(self) -> list[str]:
-        return [name for name in self._data.splits if name.startswith("val/")]
 
     @property
     def _may_lack_labels(self) -> bool:

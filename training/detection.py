@@ -16,6 +16,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from .checks import ConfigError
 from .schedules import with_cosine
+from .tasks import validation_sets
 
 
 class Detector(lightning.LightningModule):
@@ -43,7 +44,7 @@ class Detector(lightning.LightningModule):
         self.optimizer = optimizer
         self.classes = classes
         self.warmup = warmup
-        self._measured: list[Any] = []
+        self._measured: list[tuple[int, Any, Any]] = []  # number of the validation set, found, and targets
         with warnings.catch_warnings():  # of a third package that is not used
             warnings.simplefilter("ignore")
             try:
@@ -77,30 +78,34 @@ class Detector(lightning.LightningModule):
         self.log("train/loss", loss, prog_bar=True, batch_size=len(images))
         return loss
 
-    def validation_step(self, batch: Any, _: int) -> None:
+    def validation_step(self, batch: Any, _: int, dataloader_idx: int = 0) -> None:
         """Compare the boxes of a batch with those of its targets."""
         images, targets = batch[:2]
-        self._measured.append((_boxes(self.net(images)), _boxes(targets)))
+        self._measured.append((dataloader_idx, _boxes(self.net(images)), _boxes(targets)))
 
     def on_validation_epoch_start(self) -> None:
         """Forget what a validation that was interrupted has measured."""
         self._measured = []
 
     def on_validation_epoch_end(self) -> None:
-        """Log mean average precision, and that at IoU 0.5."""
+        """Log mean average precision, and that at IoU 0.5: over all validation sets, and of each."""
         measured: list[Any] = [self._measured]
         if self.trainer.world_size > 1:
             # Not by torchmetrics, which needs as many images on each rank.
             measured *= self.trainer.world_size
             torch.distributed.all_gather_object(measured, self._measured)
-        for predicted, targets in itertools.chain(*measured):
-            self.precision_of_boxes.update(predicted, targets)
         self._measured = []
-        found = self.precision_of_boxes.compute()
-        self.precision_of_boxes.reset()
-        for name, value in {"val/map": found["map"], "val/map50": found["map_50"]}.items():
-            # Equal on all ranks; NCCL compares what is on the device.
-            self.log(name, value.to(self.device), prog_bar=name == "val/map", sync_dist=True)
+        parts = {name: {number} for number, name in enumerate(validation_sets(self.trainer))}
+        for prefix, numbers in {"val": None, **parts}.items():
+            for number, predicted, targets in itertools.chain(*measured):
+                if numbers is None or number in numbers:
+                    self.precision_of_boxes.update(predicted, targets)
+            found = self.precision_of_boxes.compute()
+            self.precision_of_boxes.reset()
+            for name, value in {"map": found["map"], "map50": found["map_50"]}.items():
+                # Equal on all ranks; NCCL compares what is on the device.
+                is_main = (prefix, name) == ("val", "map")
+                self.log(f"{prefix}/{name}", value.to(self.device), prog_bar=is_main, sync_dist=True)
 
     def configure_optimizers(self) -> Any:
         """Return the optimiser and its schedule."""

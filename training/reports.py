@@ -12,6 +12,8 @@ from pathlib import Path
 
 import lightning
 import tarpeg
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_original_cwd
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler, PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
@@ -60,8 +62,12 @@ def silence() -> None:
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """Return a path relative to the working directory; as it is if that is longer."""
-    return min(os.path.relpath(path), os.fspath(path), key=len)
+    """Return a path relative to where the command was given; as it is if that is longer, or a URL."""
+    if "://" in os.fspath(path):
+        return os.fspath(path)
+    # hydra.job.chdir=true goes to the folder of the run.
+    start = get_original_cwd() if HydraConfig.initialized() else Path.cwd()
+    return min(os.path.relpath(path, start), str(Path(path).absolute()), key=len)
 
 
 def summary_of(

@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 
 from .checks import ConfigError
 from .schedules import with_cosine
+from .tasks import validation_sets
 
 
 class Segmenter(lightning.LightningModule):
@@ -42,6 +43,13 @@ class Segmenter(lightning.LightningModule):
         self.ignored = ignored
         self.warmup = warmup
         self.iou = MulticlassJaccardIndex(classes, average="macro", ignore_index=ignored)
+        self.ious: Any = nn.ModuleList()  # of each of several validation sets
+
+    def setup(self, stage: str) -> None:
+        """Make the metrics of several validation sets."""
+        # Once: Lightning keeps the names of metrics.
+        if stage in ("fit", "validate") and len(self.ious) != len(sets := validation_sets(self.trainer)):
+            self.ious = nn.ModuleList(self.iou.clone() for _ in sets)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return scores ``[B, classes, H, W]``."""
@@ -72,14 +80,19 @@ class Segmenter(lightning.LightningModule):
         self.log("train/loss", loss, prog_bar=True, batch_size=len(images))
         return loss
 
-    def validation_step(self, batch: Any, _: int) -> None:
-        """Count the pixels of a batch."""
+    def validation_step(self, batch: Any, _: int, dataloader_idx: int = 0) -> None:
+        """Count the pixels of a batch; each of several validation sets has its own."""
         images, masks = batch[:2]
-        self.iou.update(self(images).argmax(1), masks)
+        found = self(images).argmax(1)
+        self.iou.update(found, masks)
+        if self.ious:
+            self.ious[dataloader_idx].update(found, masks)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the mean IoU."""
+        """Log the mean IoU over all validation sets, and that of each of several."""
         self.log("val/miou", self.iou, prog_bar=True)
+        for name, iou in zip(validation_sets(self.trainer), self.ious, strict=True):
+            self.log(f"{name}/miou", iou)
 
     def configure_optimizers(self) -> Any:
         """Return the optimiser and its schedule."""

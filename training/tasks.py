@@ -114,3 +114,9 @@ def stored_task(checkpoint: dict[str, Any]) -> Task | None:
     """Return the task that ``save`` stored; None if there is none."""
     stored = checkpoint.get(_STATE)
     return None if stored is None else Task(stored["kind"], stored["outputs"], stored["names"])
+
+
+def validation_sets(trainer: lightning.Trainer) -> list[str]:
+    """Return the names of several validation sets, such as "val/clean", in order; [] for a single one."""
+    splits: dict[str, Any] = getattr(getattr(trainer, "datamodule", None), "splits", {})
+    return [name for name in splits if name.startswith("val/")]

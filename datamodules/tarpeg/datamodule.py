@@ -214,7 +214,8 @@ class ShardDataModule(lightning.LightningDataModule):
         self._is_prepared = False
         self._is_in_hook = False
         self._allow_overlap = self._has_separate_shards = allow_overlap
-        self._common = self._stored = CommonClasses([], {}, {}, is_whole=False)  # stored: of a checkpoint
+        self._common = self._stored = CommonClasses([], {}, {}, False, {})  # stored: of a checkpoint
+        self._learnt: CommonClasses | None = None  # by the last training of a Trainer
         self._samples: dict[str, tuple[Split, Source]] = {}
         # Of the files of the splits, when these were opened.
         self._signatures: dict[str, tuple[Split, Any]] = {}
@@ -316,10 +317,13 @@ class ShardDataModule(lightning.LightningDataModule):
             if self._outer() is None:  # a look before, and a run that failed, may have opened others
                 self._is_stale = True
                 self._reloaded = None
+                if self.trainer.state.fn == TrainerFn.FITTING:  # which begins anew, or where ckpt_path= was
+                    self._train = self._learnt = None
         if self._is_stale:
             self._refresh()
         self._check_overlap()
         self._compare_classes()
+        self._warn_of_learnt()
         self._check_network()
         kinds = {"fit": {"train", "val"}, "validate": {"val"}}.get(stage or "", {stage})
         for name, split in self._given().items():
@@ -355,6 +359,8 @@ class ShardDataModule(lightning.LightningDataModule):
             loader.load_state_dict(self._resume)
             self._resume = None
         if self.trainer is not None:
+            if self.trainer.state.fn == TrainerFn.FITTING:
+                self._learnt = self._common
             trainer, sampler = weakref.proxy(self.trainer), loader.sampler
             sampler.on_epoch = partial(_epoch_of_a_restart, trainer, weakref.proxy(sampler))
             loader.unused = partial(_batches_under_way, weakref.ref(self.trainer))
@@ -438,8 +444,9 @@ class ShardDataModule(lightning.LightningDataModule):
         For Lightning's checkpoints. ``tarpeg.preprocessing`` reads the last of these.
         """
         name = self._first_of("val")
-        has_own = bool(self._common.numbers or self._common.seen)
-        state = (self._common if has_own else self._stored).state()
+        # The network has learnt those of its training, also if a table has been changed since.
+        own = self._learnt or self._common
+        state = (own if own.numbers or own.seen else self._stored).state()
         pending = self._place if self.trainer is None or self._has_ended else self._resume
         if pending is not None:  # loaded, and no loader was made since
             state["train"] = dict(pending)
@@ -493,10 +500,15 @@ class ShardDataModule(lightning.LightningDataModule):
         self._leave()
         self._is_stale |= not is_inner
 
-    def _refresh(self) -> None:
-        """Open again what has changed since it was opened: tables, lists of shards, and splits."""
-        self._is_stale = False
+    def _refresh(self, names: Sequence[str] | None = None) -> None:
+        """Open again what has changed since it was opened: tables, lists of shards, and splits.
+
+        ``names``: of the splits to look at, by default all.
+        """
+        self._is_stale &= names is not None
         for name, split in self._given().items():
+            if names is not None and name not in names:
+                continue
             now = None
             with suppress(ShardError):  # opening it raises
                 now = split.signature()
@@ -515,9 +527,11 @@ class ShardDataModule(lightning.LightningDataModule):
         if is_reload and trainer is not None and trainer.state.fn == TrainerFn.FITTING:
             is_new |= self._reloaded not in (None, trainer.current_epoch)
             self._reloaded = trainer.current_epoch
-        given = self._given().items()
-        if is_new or any(self._signatures.get(name, (None,))[0] is not split for name, split in given):
+        if is_new:
             self._refresh()
+            return
+        given = self._given().items()
+        self._refresh([name for name, split in given if self._signatures.get(name, (None,))[0] is not split])
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
@@ -680,6 +694,15 @@ class ShardDataModule(lightning.LightningDataModule):
                 if not data_rank(**self._ranks()).is_first:
                     warnings.simplefilter("ignore")
                 self._common = common_classes(self._labelled())
+
+    def _warn_of_learnt(self) -> None:
+        """Warn if a run that measures or predicts has other labels of classes than the training before it."""
+        if self._learnt is None or not self._measures or not data_rank(**self._ranks()).is_first:
+            return
+        try:
+            self._common.check_since(self._learnt, then_is="in the training before", remedy=_SAME_CLASSES)
+        except ShardError as error:
+            warn(f"{error} This run is right for a network of the new labels alone")
 
     def _check_reloaded(self, before: CommonClasses) -> None:
         """Raise ShardError if a reload of a training gives classes other labels, or too many."""

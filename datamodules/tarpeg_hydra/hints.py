@@ -233,6 +233,10 @@ def _ungrouped(program: str, given: dict[str, str]) -> str:
     groups = [f"{key}={value}" for key, value in given.items() if (_conf() / key).is_dir()]
     before = _composed(program, groups)
     for key, value in values.items():
+        parent, _, name = key.rpartition(".")
+        holder = OmegaConf.select(before, parent)
+        if not OmegaConf.is_config(holder) or OmegaConf.is_interpolation(holder, name):  # perhaps Hydra's
+            continue
         node = OmegaConf.select(before, key)
         if not isinstance(node, DictConfig) or "_target_" not in node:
             continue

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -285,25 +286,30 @@ def test_exports_that_number_the_same_names_otherwise_are_an_error_with_tables_o
             second.load_state_dict(first.state_dict())
 
 
-def painted(place, ids, numbers, **given):
-    """Pack images of a car, a cat and a brush each, with masks of these numbers; return the shards."""
+def painted(place, ids, numbers, *, images=4, left_out=(), mode="L", **given):
+    """Pack images of a car, a cat and a brush each, with masks of these numbers; return the shards.
+
+    ``left_out`` has the names whose objects only the first three images have.
+    """
     (place / "images").mkdir(parents=True)
     (place / "masks").mkdir()
     names = ("car", "cat", "brush")
     document = {"images": [], "annotations": [], "categories": []}
     document["categories"] = [{"id": id, "name": name} for id, name in zip(ids, names, strict=True)]
-    for number in range(4):
+    for number in range(images):
         Image.new("RGB", (96, 64)).save(place / "images" / f"{number}.jpg")
         document["images"].append({"id": number, "file_name": f"{number}.jpg", "width": 96, "height": 64})
         mask = np.zeros((64, 96), np.uint8)
         for place_of, (id, value) in enumerate(zip(ids, numbers, strict=True)):
+            if number >= 3 and names[place_of] in left_out:
+                continue
             left, top, width, height = 32 * place_of + number, 4 + number, 20, 30
             mask[top : top + height, left : left + width] = value
             corners = [left, top, left + width, top, left + width, top + height, left, top + height]
             each = {"image_id": number, "category_id": id, "bbox": [left, top, width, height], "iscrowd": 0}
             each |= {"segmentation": [corners]} if number % 2 else {}
             document["annotations"].append({"id": 10 * number + id, "area": width * height, **each})
-        Image.fromarray(mask).save(place / "masks" / f"{number}.png")
+        Image.fromarray(mask).convert(mode).save(place / "masks" / f"{number}.png")
     rewrite(place, document)
     return pack(place, masks=place / "masks", **given).shards
 
@@ -427,6 +433,109 @@ def test_masks_of_other_things_than_the_objects_are_not_compared(tmp_path, numbe
     assert "mask" not in one.class_numbers()
 
 
+@pytest.mark.parametrize("labels", [None, {0: 0, 1: 1, 2: 2}])
+def test_masks_of_groups_of_classes_are_the_same_whichever_class_has_most_objects(tmp_path, labels):
+    splits = []
+    for place, rare in (("one", "cat"), ("two", "car")):
+        shards = painted(tmp_path / place, (1, 2, 3), (1, 1, 2), images=6, left_out=[rare], prefix=place)
+        masks = tarpeg.Masks("png", labels=labels)
+        splits.append(tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=masks))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = tarpeg.ShardDataModule(*splits, workers=0)
+        data.setup()
+        tarpeg.ShardDataModule(val=splits[1], workers=0).load_state_dict(data.state_dict())
+        joined = replace(splits[0], shards=[*splits[0].shards, *splits[1].shards])
+        assert joined.classes() is None and data.classes is None
+
+
+def test_masks_of_groups_that_are_numbered_anew_are_a_warning(tmp_path):
+    splits = []
+    for place, numbers in (("one", (1, 1, 2)), ("two", (2, 2, 1))):
+        shards = painted(tmp_path / place, (1, 2, 3), numbers, prefix=place)
+        splits.append(tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=tarpeg.Masks("png")))
+    with pytest.warns(UserWarning, match="by the pixels under objects, number of masks 1 is 'ca[rt]' in"):
+        tarpeg.ShardDataModule(*splits, workers=0).setup()
+
+
+def test_masks_that_are_too_many_pixels_leave_no_names(tmp_path, monkeypatch):
+    from tarpeg.targets import mask_classes
+
+    monkeypatch.setattr(mask_classes, "_MOST_PIXELS", 1)  # one mask is looked at
+    split = tarpeg.Split(
+        painted(tmp_path, (1, 2, 3), (3, 1, 2)), tarpeg.Whole(32), targets=tarpeg.Masks("png")
+    )
+    assert split.classes() is None
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 96 * 64 // 2 - 1)  # none is
+    split.forget()
+    assert split.classes() is None
+
+
+def test_masks_of_two_data_sets_whose_tables_make_them_one_are_not_a_warning(tmp_path):
+    """A car of one is an automobile of the other, with another number."""
+    splits = []
+    for place, ids, numbers in (("one", (1, 2, 3), (1, 5, 7)), ("two", (9, 2, 11), (9, 2, 11))):
+        shards = painted(tmp_path / place, ids, numbers, prefix=place)
+        if place == "two":
+            for path in shards:
+                found = {
+                    name: text.replace(b'"c', b'"other c') if name.endswith(".json") else text
+                    for name, text in members(path).items()
+                }
+                found = {
+                    name: text.replace(b'"other category', b'"category') if name.endswith(".json") else text
+                    for name, text in found.items()
+                }
+                write_tar(path, found.items())
+        table = {0: 0, **{number: label for label, number in enumerate(numbers, 1)}}
+        masks = tarpeg.Masks("png", labels=table)
+        splits.append(tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=masks))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = tarpeg.ShardDataModule(*splits, workers=0)
+        data.setup()
+        sources = dict(zip("ab", splits, strict=True))
+        tarpeg.MixtureLoader(tarpeg.Mixture(sources, repeat={"a": 1, "b": 1}), batch_size=4, workers=0)
+        one = tarpeg.ShardDataModule(val=splits[0], workers=0)
+        one.setup("validate")
+        two = tarpeg.ShardDataModule(val=splits[1], workers=0)
+        two.load_state_dict(one.state_dict())
+        two.setup("validate")
+    assert splits[1].class_numbers()["mask"].keys() == {"other car", "other cat", "brush"}
+
+
+@pytest.mark.parametrize("beside", ["boxes", "names", "nothing"])
+@pytest.mark.parametrize("images", [1, 2])
+def test_few_objects_over_masks_of_other_numbers_leave_no_names(tmp_path, beside, images):
+    masks, named = tarpeg.Masks("png"), tarpeg.Boxes("json:objects", label="category", labels=TABLE)
+    beside = {"boxes": [tarpeg.Boxes("json:objects")], "names": [named], "nothing": []}[beside]
+    many, few = (
+        tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=[masks, *beside])
+        for shards in (
+            painted(tmp_path / "many", (1, 2, 3), (3, 1, 2)),
+            painted(tmp_path / "few", (1, 2, 3), (3, 1, 2), images=images, prefix="few"),
+        )
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = tarpeg.ShardDataModule(many, few, workers=0)
+        data.setup()
+        one = tarpeg.ShardDataModule(val=few, workers=0)
+        one.setup("validate")
+        assert one.classes is None and data.classes is None
+        one.load_state_dict(data.state_dict())
+        data.load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize("images", [1, 4])
+def test_masks_of_one_bit_are_of_other_things(tmp_path, images):
+    shards = painted(tmp_path, (1, 2, 3), (255, 255, 255), mode="1", images=images)
+    boxes, masks = tarpeg.Boxes("json:objects"), tarpeg.Masks("png")
+    for targets, names in ((masks, None), ([boxes, masks], list(TABLE))):
+        split = tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=targets)
+        assert split.classes() == names and "mask" not in split.class_numbers()
+
+
 @pytest.mark.parametrize("numbers", [(7, 7, 7), (255, 255, 255), (0, 0, 0)])
 def test_masks_of_other_things_leave_the_names_of_boxes(tmp_path, numbers):
     shards = painted(tmp_path, (1, 2, 3), numbers)
@@ -457,6 +566,27 @@ def test_a_field_that_is_not_the_class_has_no_names(tmp_path, labels):
     data.load_state_dict(tarpeg.ShardDataModule(val=splits[1], workers=0).state_dict())
     joined = tarpeg.Split([*splits[0].shards, *splits[1].shards], tarpeg.Whole(32), targets=targets)
     assert joined.class_numbers() == {}
+
+
+@pytest.mark.parametrize("kind", ["boxes", "masks"])
+def test_two_numberings_in_one_folder_are_a_warning(tmp_path, kind):
+    """Of two files of annotations that somebody wrote into shards one after the other."""
+    shards = painted(tmp_path, (1, 2, 3), (0, 0, 0))
+    for path in shards:
+        found = members(path)
+        for name in sorted(name for name in found if name.endswith(".json"))[2:]:
+            document = json.loads(found[name])
+            for each in document["objects"]:
+                each["category_id"] = each["category_id"] % 3 + 1
+            found[name] = json.dumps(document).encode()
+        write_tar(path, found.items())
+    targets = {"boxes": tarpeg.Boxes("json:objects"), "masks": tarpeg.Masks("png")}[kind]
+    split = tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=targets)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert split.classes() is None
+    text = r"class 'ca[rt]' has the category_id \d \(shard .*\) and \d \(shard .*: .* one class is two for"
+    assert [bool(re.search(text, str(each.message))) for each in found] == [True] * (kind == "boxes")
 
 
 @pytest.mark.parametrize("forms", itertools.permutations(("both", "masks", "boxes"), 2), ids="-".join)

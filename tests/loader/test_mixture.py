@@ -277,3 +277,16 @@ def test_broken_images_are_replaced_within_their_source():
     assert loader.substituted >= 1
     assert (labels[0] // 100 == labels[1]).all()
     assert 102 not in labels[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"keys": True}, "'keys'; give members= to all splits of the mixture: then batches have keys"),
+        ({"global_batch_size": 8}, r"give config=LoaderConfig\(global_batch_size=\.\.\.\)"),
+        ({"targets": None}, r"give it to a split of the mixture: Split\(targets=\.\.\.\)"),
+    ],
+)
+def test_an_argument_that_a_mixture_does_not_have_is_explained(given, remedy):
+    with pytest.raises(TypeError, match=rf"MixtureLoader\(\) has no argument .*{remedy}"):
+        tarpeg.MixtureLoader(None, **given)

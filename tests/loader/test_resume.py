@@ -254,6 +254,35 @@ def test_a_trainer_that_has_forgotten_where_the_checkpoint_was_is_a_warning(phot
         )
 
 
+@pytest.mark.parametrize("before", ["look", "limited run", "failed run"])
+def test_a_fit_begins_at_its_first_batch_whatever_was_before(photos, tmp_path, undisturbed, before):
+    """Also if a callback saves and loads a checkpoint before the loader of train is made."""
+
+    class Rated(Net):
+        lr = 0.1
+
+    class Saving(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            trainer.save_checkpoint(tmp_path / "first.ckpt")
+
+    data = module(photos)
+    if before == "look":
+        next(iter(data.train_dataloader()))
+    elif before == "limited run":
+        fitted(tmp_path, data, max_epochs=1, limit_train_batches=2)
+    else:
+        with pytest.raises(ArithmeticError):
+            fitted(tmp_path, data, Failing("end", 3), max_epochs=1)
+    finder = LearningRateFinder(num_training_steps=4, early_stop_threshold=None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the checkpoint is at batch")
+        found = fitted(tmp_path, data, Rated(), max_epochs=1, callbacks=[Saving(), finder])
+        resumed = fitted(tmp_path, module(photos), None, tmp_path / "first.ckpt", max_epochs=1)
+    assert steps(found)[-6:] == steps(resumed) == undisturbed[1][:6]
+    saved = torch.load(tmp_path / "first.ckpt", weights_only=True)["ShardDataModule"]["train"]
+    assert (saved["epoch"], saved["batches"]) == (0, 0)
+
+
 def test_the_state_is_plain_numbers_and_a_text(undisturbed):
     saved = torch.load(undisturbed[0] / "step3.ckpt", weights_only=True)
     state = saved["ShardDataModule"]["train"]

@@ -200,6 +200,7 @@ def test_a_command_has_the_settings_of_its_tool(name):
             "model.optimizer=adam must be settings, such as model.optimizer._target_=torch.optim.SGD",
         ),
         ("train", ["model.net={_target_:torch.nn.Identity}", "logger.csv=null", "~callbacks.stall"], ""),
+        ("train", ["callbacks.checkpoint.dirpath=/x", "logger.csv.save_dir=s3://bucket/run"], ""),
     ],
 )
 def test_settings_that_do_not_exist_are_one_line_with_a_similar_name(program, arguments, message):

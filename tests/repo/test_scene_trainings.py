@@ -110,7 +110,7 @@ def test_the_precision_of_boxes_is_that_of_all_ranks_however_many_images_they_ha
 
     def measured(batches, others=()):
         model, values = Detector(nn.Identity(), None, 3), {}
-        model._trainer = types.SimpleNamespace(world_size=1 + len(others))
+        model._trainer = types.SimpleNamespace(world_size=1 + len(others), datamodule=None)
         model.log = lambda name, value, **_: values.update({name: float(value)})
 
         def gather(found, own):
@@ -126,6 +126,40 @@ def test_the_precision_of_boxes_is_that_of_all_ranks_however_many_images_they_ha
     whole, _ = measured([[0, 1], [2, 3], [4]])
     _, other = measured([[1], [4]])
     assert measured([[0, 2], [3]], [other])[0] == whole and 0 < whole["val/map"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_several_validation_sets_are_measured_one_by_one_and_together(name, tmp_path, one_thread):
+    if name == "detection":
+        pytest.importorskip("pycocotools")
+    metric, _, _, overrides = TASKS[name]
+    config = composed(f"experiment={name}", f"data.prepare.out={tmp_path}", *SMALL, *overrides)
+    instantiate(config.data.prepare)()
+    model, val = instantiate(config.model), instantiate(config.data.val)
+    half = len(val.open()) // 2
+    sets = {"a": dataclasses.replace(val, subset=[*range(half)])}
+    sets["b"] = dataclasses.replace(val, subset=[*range(half, len(val.open()))])
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet |= {"enable_model_summary": False, "accelerator": "cpu"}
+    settings = {"batch_size": 8, "workers": 0, "augment": instantiate(config.augment)}
+    lightning.seed_everything(0, verbose=False)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+
+    def measured(given):
+        (found,) = lightning.Trainer(**quiet).validate(
+            model, datamodule=tarpeg.ShardDataModule(val=given, **settings), verbose=False
+        ) or [{}]
+        return found
+
+    both = lightning.Trainer(**quiet)
+    both.validate(model, datamodule=tarpeg.ShardDataModule(val=sets, **settings), verbose=False)
+    found = {key: float(value) for key, value in both.callback_metrics.items()}
+    part = metric.partition("/")[2]
+    assert found[metric] == pytest.approx(measured(val)[metric])
+    for key, split in sets.items():
+        assert found[f"val/{key}/{part}"] == pytest.approx(measured(split)[metric])
 
 
 def batch_of(highest):

@@ -852,6 +852,7 @@ def test_a_path_is_shown_in_its_shorter_form(tmp_path, monkeypatch):
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a" / "b")
     assert shown_path(tmp_path / "a" / "b" / "c.csv") == "c.csv" and shown_path("/c.csv") == "/c.csv"
+    assert shown_path("s3://bucket/run/last.ckpt") == "s3://bucket/run/last.ckpt"
 
 
 NOWHERE = ["data=shards", "data.train.shards=/nowhere/x.tar", "data.val.shards=/nowhere"]

@@ -234,6 +234,14 @@ def test_wrong_tables(tmp_path, folder, text, options, match):
     assert "labels.csv" in str(error.value) or "key 'a.jpg'" in str(error.value)
 
 
+def test_a_table_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "labels.csv").write_text("".join(["key,label\n", *(f"{n},{n}\n" for n in range(99))]))
+    from tarpeg.shards.tables import read_table
+
+    assert read_table("~/labels.csv", "key", ["label"]).labels[0][:2] == ["0", "1"]
+
+
 def test_a_missing_file_and_arguments(tmp_path, folder):
     with pytest.raises(ShardError, match=r"none\.csv.*No such file"):
         labels(folder, tmp_path / "none.csv")

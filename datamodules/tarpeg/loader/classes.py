@@ -24,12 +24,14 @@ class CommonClasses(NamedTuple):
         numbers: The labels of all names, which may have gaps, by kind: as ``Split.class_numbers``.
         seen: Those of masks that only their pixels show.
         is_whole: False if a split cannot be opened, or none was yet.
+        merged: Labels that may have several names, by kind; those in a state do not say.
     """
 
     names: list[str]
     numbers: dict[str, dict[str, int]]
     seen: dict[str, dict[str, int]]
     is_whole: bool
+    merged: Mapping[str, set[int]]
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has of the classes, for ``stored_classes``."""
@@ -55,7 +57,8 @@ class CommonClasses(NamedTuple):
                 is_stated = kind != "mask"
                 if kind in then:
                     continue
-            check_classes(labels, now.get(kind, {}), is_sure=is_stated and kind in self.numbers, **words)
+            is_sure, merged = is_stated and kind in self.numbers, self.merged.get(kind, set())
+            check_classes(labels, now.get(kind, {}), merged, is_sure=is_sure, **words)
 
 
 def common_classes(splits: Mapping[str, Split]) -> CommonClasses:
@@ -78,7 +81,10 @@ def common_classes(splits: Mapping[str, Split]) -> CommonClasses:
         for wanted in (True, False)
     )
     names = names_of_all([splits[name] for name in numbers])
-    return CommonClasses(names, sure, seen, len(numbers) == len(splits))
+    merged = {
+        kind: set[int]().union(*(splits[name].merged_labels(kind) for name in numbers)) for kind in kinds
+    }
+    return CommonClasses(names, sure, seen, len(numbers) == len(splits), merged)
 
 
 def _common_labels(
@@ -92,13 +98,15 @@ def _common_labels(
     what = "label" if kind == "labels" else "number of masks"
     is_sure = all(splits[name].is_sure_of(kind) for name in numbers)
 
+    differences = list[str]()
+
     def found(text: str) -> None:
         if is_sure:
             raise ShardError(text)
-        warn(f"if the masks show the objects, by the pixels under objects, {text}")
+        differences.append(text)
 
     for name, table in ((name, each[kind]) for name, each in numbers.items() if kind in each):
-        for label, classes in by_label(table).items():
+        for label, classes in sorted(by_label(table).items()):
             first, known = of_label.setdefault(label, (name, classes))
             merged = splits[first].merged_labels(kind) | splits[name].merged_labels(kind)
             if not known & classes and label not in merged:
@@ -114,6 +122,8 @@ def _common_labels(
                     f"class {each!r} has the {what} {other} in {first} and {label} in {name}, which would be "
                     f"two for the network. {_remedy(splits, kind, first, name)}"
                 )
+    if differences:
+        warn(f"if the masks show the objects, by the pixels under objects, {differences[0]}")
     return {name: label for name, (_, label) in of_class.items()}, is_sure
 
 
@@ -191,7 +201,7 @@ def stored_classes(state: Any) -> CommonClasses:
     kind = state.get("kind", "")
     if not isinstance(kind, str):
         raise ResumeError(f"kind={shown(kind)} of the data module's state must be a text. {REMEDY}")
-    return CommonClasses(names, ({kind: labels} if labels else {}) | others, seen, True)
+    return CommonClasses(names, ({kind: labels} if labels else {}) | others, seen, True, {})
 
 
 def _values(given: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import json
 import warnings
 import weakref
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from numbers import Integral
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import ResumeError, ShardError, warn
+from ..errors import ResumeError, ShardError, explains_arguments, warn
 from ..sampling.crops import methods_of
 from ..sampling.geometry import View
 from ..sampling.mixing import Batches, Mixing, Stopping, checked_shares
@@ -33,7 +33,7 @@ from .members import unmoved_member
 from .mixed_feed import MixedFeed
 from .ranks import Mesh, data_rank
 from .split import Split
-from .state import REMEDY, VERSION, State, check_data, checked_position, checked_version
+from .state import REMEDY, VERSION, State, check_data, check_kind, checked_position, checked_version
 
 Weights = Mapping[str, float] | Mapping[int, Mapping[str, float]]
 
@@ -159,6 +159,14 @@ def _check_supported(name: str, split: Split) -> None:
             )
 
 
+@explains_arguments(
+    {part.name: f"give config=LoaderConfig({part.name}=...)" for part in fields(LoaderConfig)}
+    | {part.name: f"give it to a split of the mixture: Split({part.name}=...)" for part in fields(Split)}
+    | {
+        "keys": "give members= to all splits of the mixture: then batches have keys",
+        "num_workers": "did you mean 'workers'?",
+    }
+)
 class MixtureLoader(Loader):
     """Batches of a ``Mixture`` for one rank: ``(image, label, source)``, see ``MixedBatch``.
 
@@ -388,6 +396,7 @@ class MixtureLoader(Loader):
         if not isinstance(state, Mapping):
             raise ResumeError(f"the state of the mixture is a {type(state).__name__}, not a dict. {REMEDY}")
         checked_version(state)
+        check_kind(state, is_mixture=True)
         # The checksum of all comes last: a fact of one source names it.
         for name, value in sorted(self._facts.items(), key=lambda fact: fact[0] == "mixture"):
             if name == "sources" and name not in state:  # of an earlier version

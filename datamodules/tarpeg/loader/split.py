@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 import os
 import warnings
@@ -28,6 +29,7 @@ from ..shards.label import Form, Label, Labels, given_labels, labels_in_members
 from ..shards.labels import Decode, Target, check_target, read_labels
 from ..shards.opening import classes_of, open_source, places_of, reducers_of
 from ..shards.paths import Paths, by_prefix, expand, identity, resolved
+from ..shards.pillow import FILE_EXTENSIONS
 from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
 from ..shards.table_labels import form_of_table, streamed_table_labels, table_labels
@@ -62,7 +64,7 @@ _OF_DATA = [*(field.name for field in fields(LoaderConfig)), "num_workers", "aug
 _OF_CLASSES = ("classes.json", "manifest.json")  # files beside shards
 _MOST_SHARDS = 64  # whose objects are compared with the names of classes
 # Of each source, the split that it was opened for, and what reads its labels.
-_READERS: WeakKeyDictionary[Source, tuple[Any, Labels | None]] = WeakKeyDictionary()
+_READERS: WeakKeyDictionary[Source, tuple[Any, bytes | None, Labels | None]] = WeakKeyDictionary()
 
 
 @explains_arguments(
@@ -241,23 +243,26 @@ class Split:
         label = target if isinstance(target, Label) or target is None else Label(target)
         if label is None or (source is not None and not len(source)):
             return None
+        ids = None if source is None else subset_ids(self.subset, len(source))
+        chosen = (
+            None if ids is None else hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
+        )  # a file or an array may be another now
         known = None if source is None else _READERS.get(source)
-        if known is not None and known[0] is self:
-            return known[1]
+        if known is not None and known[0] is self and known[1] == chosen:
+            return known[2]
         found: Labels | None
         if self.labels is not None:
             table = read_table(self.labels, self.key, label.places)
             vars(self)["_form_of_table"] = form_of_table(table, label)  # as it is now
             if source is None:
                 return streamed_table_labels(table, label)
-            found = table_labels(table, label, source, subset_ids(self.subset, len(source)))
+            found = table_labels(table, label, source, ids)
         elif source is None:
             return given_labels(label) if label is target else None
         else:
-            ids = subset_ids(self.subset, len(source))
             first = 0 if ids is None else int(ids[0])
             found = labels_in_members(source, first, label, is_given=label is target)
-        _READERS[source] = self, found
+        _READERS[source] = self, chosen, found
         return found
 
     @property
@@ -388,9 +393,10 @@ class Split:
         if self.streaming or is_source(self.shards) or not isinstance(self.labels, (str, Path, type(None))):
             return None
         places = sorted(self.places().values())
-        shards = {Path(name) for name in places if ".tar" in name}  # images are opened when they are read
+        # Images are opened when they are read.
+        shards = {Path(name) for name in places if name.rpartition(".")[2].lower() not in FILE_EXTENSIONS}
         beside = {folder / name for folder in {file.parent for file in shards} for name in _OF_CLASSES}
-        table = set() if self.labels is None else {Path(self.labels)}
+        table = set() if self.labels is None else {Path(self.labels).expanduser()}
         return places, [(str(file), _stamp(file)) for file in sorted(shards | beside | table)]
 
     def in_order(self) -> Split:

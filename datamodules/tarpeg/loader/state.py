@@ -51,6 +51,7 @@ def checked_state(state: Any, facts: Sequence[str]) -> State:
     if not isinstance(state, Mapping):
         raise ResumeError(f"the state of the loader is a {type(state).__name__}, not a dict. {REMEDY}")
     version = checked_version(state)
+    check_kind(state, is_mixture=False)
     names = ("epoch", "batches", "len", *(name for name in facts if name not in _SHAPES))
     found: State = {name: _integer(state, name, *_BOUNDS[name]) for name in names}
     for name, bounds in _SHAPES.items():
@@ -63,6 +64,16 @@ def checked_state(state: Any, facts: Sequence[str]) -> State:
             raise ResumeError(f"data={shown(data)} of the loader's state must be a text. {REMEDY}")
         found["data"] = data
     return found
+
+
+def check_kind(state: Mapping[str, Any], *, is_mixture: bool) -> None:
+    """Raise ResumeError for the state of a mixture in a loader of one split, and the other way round."""
+    if ("mixture" in state) != is_mixture and "epoch" in state:
+        was, now = ("one split", "a mixture")[:: 1 if is_mixture else -1]
+        raise ResumeError(
+            f"the checkpoint is of {was}, and this loader is of {now}, which makes other batches. Give "
+            f'{was}; or begin with the weights alone: net.load_state_dict(torch.load(path)["state_dict"])'
+        )
 
 
 def checked_version(state: Mapping[str, Any]) -> int:

@@ -7,7 +7,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ def check_target(target: Target) -> None:
 def check_classes(
     labels: Mapping[str, int],
     numbers: Mapping[str, int],
+    merged: Collection[int] = (),
     *,
     is_sure: bool = True,
     then_is: str = "when the checkpoint was made",
@@ -65,17 +66,20 @@ def check_classes(
     Args:
         labels: Of the checkpoint.
         numbers: Of now.
+        merged: Labels of now that may have several names.
         is_sure: Whether both are stated; numbers that were seen in masks are a warning.
         then_is: When the labels were those.
         remedy: For an error.
     """
     then, now = by_label(labels), by_label(numbers)
-    changed = [label for label in sorted(then.keys() & now.keys()) if not then[label] & now[label]]
+    both = sorted((then.keys() & now.keys()).difference(merged))
+    changed = [label for label in both if not then[label] & now[label]]
     moved = [name for name, label in labels.items() if numbers.get(name, label) != label]
     if changed:
         label = changed[0]
         one, other = min(then[label]), min(now[label])
-        text = f"label {label} was {one!r} {then_is} and is {other!r} now"
+        what = "label" if is_sure else "by the pixels under objects, number of masks"
+        text = f"{what} {label} was {one!r} {then_is} and is {other!r} now"
     if not is_sure and moved:
         name = moved[0]
         warn(

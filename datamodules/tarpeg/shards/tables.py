@@ -58,14 +58,16 @@ def read_table(given: Any, key: str | None, places: Sequence[str]) -> Table:
             f"labels={public_url(os.fspath(given))!r} is not local: copy it, or give what pandas reads, "
             "labels=pandas.read_csv(...)"
         )
-    if is_file and os.path.isdir(given):  # noqa: PTH112 (given as it is)
+    if is_file:
+        given = Path(given).expanduser()
+    if is_file and given.is_dir():
         raise ShardError(f"{name} is a folder: give a file, or labels=pandas.read_parquet(...) of it")
     is_text = is_file and not is_parquet(given)
     wanted = [*([] if key is None else [key]), *places]
     if is_text:
-        known, read = _csv(name, Path(given))
+        known, read = _csv(name, given)
     elif is_file:
-        known, read = _parquet(name, Path(given))
+        known, read = _parquet(name, given)
     else:
         known, read = _frame(given)
     if key is None or (lost := [each for each in wanted if each not in known]):

@@ -103,14 +103,21 @@ def _classes(
     names = None if has_table else listed or None
     if sources is None:
         return Classes(names, numbered(names), {}, merged)
-    if kind == "mask" and (pixels := _by_pixels(target, sources(), merged)) != {}:
-        names = names if names and pixels and agree(names, pixels) else None
-        return Classes(names, pixels or {}, pixels or {}, merged, is_sure=names is not None)
-    if kind == "mask" and names is None:
-        return Classes(None, {}, {}, merged)
+    if kind == "mask":
+        pixels, few = _by_pixels(target, sources(), merged)
+        if pixels != {}:
+            names = names if names and pixels and agree(names, pixels) else None
+            return Classes(names, pixels or {}, pixels or {}, merged, is_sure=names is not None)
+        if names is None or not agree(names, few):
+            return Classes(None, {}, few, merged)
     try:
         seen = _seen_of(target, kind, sources(), len(listed) - 1 if listed else None)
-    except _OtherFieldError:
+    except _OtherFieldError as error:
+        if kind == "labels" and target.label == "category_id":
+            warn(
+                f"{error}: if these files number their classes otherwise, one class is two for the network. "
+                f"{_ONE_TABLE}"
+            )
         return Classes(None, {}, {}, merged)
     if names and not (len(names) <= 2 if seen is None else agree(names, seen)):
         names = None
@@ -120,31 +127,39 @@ def _classes(
     return Classes(names, {**first, **seen} if seen else numbered(names), seen or {}, merged)
 
 
-def _by_pixels(target: Any, sources: Sequence[Source], merged: set[int]) -> dict[str, int] | None:
-    """Return the classes of masks by the names of the objects over them; {} if too few objects show them.
+def _by_pixels(
+    target: Any, sources: Sequence[Source], merged: set[int]
+) -> tuple[dict[str, int] | None, dict[str, int]]:
+    """Return the classes of masks by the names of the objects over them, and those that few objects show.
 
-    None if the masks have other classes than the objects.
+    None in place of the first if the masks have other classes than the objects.
     """
-    table, tables = _table(target), list[Mapping[str, tuple[int, str]]]()
+    table, tables, few = _table(target), list[Mapping[str, tuple[int, str]]](), dict[str, int]()
     extension: str | None = getattr(target, "extension", None)  # a target of the user's own may have none
     if extension is None:
-        return {}
+        return {}, {}
     for source in sources:
-        numbers = numbers_in_masks(source, plain(extension))
-        if numbers is None:
-            return None
-        given = {name: (_through(table, number), where) for name, (number, where) in numbers.items()}
-        tables.append(
-            {name: (number, where) for name, (number, where) in given.items() if number is not None}
-        )
+        seen = numbers_in_masks(source, plain(extension))
+        if seen is None:
+            return None, {}
+        clear = dict[str, tuple[int, str]]()
+        for name, each in seen.items():
+            if (number := _through(table, each.number)) is None:
+                continue
+            if each.is_clear:
+                clear[name] = number, each.where
+            else:
+                few[name] = number
+        tables.append(clear)
 
-    def report(text: str, _: str) -> None:
+    differences = list[str]()
+    pixels = _joined(tables, "number of masks", merged, lambda text, _: differences.append(text))
+    if differences:
         warn(
-            f"in the masks, by the pixels under objects, {text}: a number may mean two classes. "
+            f"in the masks, by the pixels under objects, {differences[0]}: a number may mean two classes. "
             f"{ONE_NUMBERING}"
         )
-
-    return _joined(tables, "number of masks", merged, report)
+    return pixels, few
 
 
 def _through(table: Mapping[Any, int] | None, value: Any) -> int | None:
@@ -250,7 +265,10 @@ def _categories(
                 if name not in found:
                     found[name] = number, where_of(source, id)
                 elif found[name][0] != number:
-                    raise _OtherFieldError
+                    (first, one), two = found[name], where_of(source, id)
+                    raise _OtherFieldError(
+                        f"class {name!r} has the {label} {first} ({one}) and {number} ({two})"
+                    )
         is_without = not found and (has_objects or not any(texts))  # names
         if is_without or len(found) == count:
             break
@@ -263,8 +281,13 @@ def _table(target: Any) -> Mapping[Any, int] | None:
 
 
 def _merged_labels(target: Any) -> set[int]:
-    """Return the labels that the table of a target gives to several values, which are one class then."""
+    """Return the labels that the table of a target gives to several values, which are one class then.
+
+    All of them for masks: what their tables make one class is called otherwise in each data set, perhaps.
+    """
     counts = Counter((_table(target) or {}).values())
+    if _kind_of(target) == "mask":
+        return {*counts}
     return {label for label, count in counts.items() if count > 1}
 
 

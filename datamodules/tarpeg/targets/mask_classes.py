@@ -10,7 +10,7 @@ import io
 import math
 import warnings
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from .annotations import FAR, Place, documents_of, is_finite, objects_at
 
 _OBJECTS = Place("json", "objects")  # as make_shards writes them
 _MOST, _AT_ONCE = 64, 16  # samples
-_MOST_PIXELS = 1 << 24  # of a mask: larger ones take too long
+_MOST_PIXELS = 1 << 26  # of all masks but the last: more take too long
 _ENOUGH = 4  # objects of each class
 _LEAST = 3
 _NOT_CLASSES = (0, 255)  # the background, and what is left out
@@ -30,13 +30,21 @@ _IN_OBJECT, _OVER_OBJECTS = 0.6, 0.8  # shares of the most frequent number
 _SHOWN = 0.25  # share of the objects over which a mask has some number
 
 
-def numbers_in_masks(source: Source, extension: str) -> dict[str, tuple[int, str]] | None:
-    """Return the number that most pixels under the objects of a ``category`` have, and a sample of it.
+class Seen(NamedTuple):
+    """The number that most pixels under the objects of a class have, with a sample; clear if of several."""
 
-    A class is left out if its objects disagree or are few, and if more objects of another have its number.
+    number: int
+    where: str
+    is_clear: bool
+
+
+def numbers_in_masks(source: Source, extension: str) -> dict[str, Seen] | None:
+    """Return the numbers in masks of the ``category`` of objects, but of those whose objects disagree.
+
     None if the masks show other things than the objects: 0 under most of them, or one number under several
-    classes.
+    classes; and if no mask can be looked at.
     """
+    pixels, has_masks = 0, False
     votes, where, looked = dict[str, Counter[int]](), dict[str, str](), Counter[str]()
     for begin in range(0, min(len(source), _MOST), _AT_ONCE):
         ids = list(range(begin, min(begin + _AT_ONCE, len(source))))
@@ -47,9 +55,16 @@ def numbers_in_masks(source: Source, extension: str) -> dict[str, tuple[int, str
         documents = documents_of(source, ids, _OBJECTS.extension, texts)
         for id, document, picture in zip(ids, documents, pictures, strict=True):
             objects = objects_at(source, id, _OBJECTS, document)
-            mask = None if picture is None or isinstance(objects, ShardError) else _pixels(picture)
-            for each in objects if mask is not None else ():
-                name, inside = each.get("category"), None if each.get("iscrowd") else _inside(each, mask)
+            if picture is None or not objects or isinstance(objects, ShardError) or pixels >= _MOST_PIXELS:
+                continue
+            has_masks, mask = True, _pixels(picture)
+            if mask is None:
+                continue
+            pixels += mask.size
+            boxes = [(each["category"], each["bbox"]) for each in objects if _has_box(each)]
+            for each in objects:
+                name = each.get("category")
+                inside = None if each.get("iscrowd") else _inside(each, mask, boxes)
                 if not isinstance(name, str) or inside is None or not inside.size:
                     continue
                 looked[name] += 1
@@ -59,33 +74,32 @@ def numbers_in_masks(source: Source, extension: str) -> dict[str, tuple[int, str
                     where.setdefault(name, where_of(source, id))
         if not looked or all(votes.get(name, Counter()).total() >= _ENOUGH for name in looked):
             break
+    if has_masks and not pixels:
+        return None
     counted = sum(each.total() for each in votes.values())
     if looked.total() >= _LEAST and counted < _SHOWN * looked.total():
         return None
     tops = {name: each.most_common(1)[0] for name, each in votes.items()}
-    clear = {
-        name: (number, count)
+    found = {
+        name: Seen(number, where[name], is_clear=count >= _LEAST)
         for name, (number, count) in tops.items()
-        if count >= _LEAST and count >= _OVER_OBJECTS * votes[name].total()
+        if count >= _OVER_OBJECTS * votes[name].total()
     }
-    if len(clear) > 1 and 2 * len({number for number, _ in clear.values()}) <= len(clear):
-        return None
-    found = dict[int, tuple[int, str]]()  # of each number, the class with most objects: others are behind it
-    for name, (number, count) in clear.items():
-        found[number] = max(found.get(number, (0, "")), (count, name))
-    return {name: (number, where[name]) for number, (_, name) in found.items()}
+    clear = [each for each in found.values() if each.is_clear]
+    numbers = [each.number for each in clear or found.values()]
+    return None if len(numbers) > 1 and 2 * len({*numbers}) <= len(numbers) else found
 
 
 def _pixels(picture: bytes) -> npt.NDArray[Any] | None:
-    """Return the numbers of a mask [H, W]; None for colours, what is large, and what is no picture."""
+    """Return the numbers of a mask [H, W]; None for colours, what is too large for Pillow, and no picture."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's of large pictures
             with Image.open(io.BytesIO(picture)) as image:
-                mask = np.asarray(image) if image.width * image.height <= _MOST_PIXELS else None
+                mask = np.asarray(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
-    return mask if mask is not None and mask.ndim == 2 and mask.dtype.kind in "ui" else None
+    return mask if mask.ndim == 2 and mask.dtype.kind in "uib" else None
 
 
 def _most_frequent(inside: npt.NDArray[Any]) -> int | None:
@@ -97,9 +111,13 @@ def _most_frequent(inside: npt.NDArray[Any]) -> int | None:
     return int(numbers[counts.argmax()])
 
 
-def _inside(each: dict[str, Any], mask: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
-    """Return the pixels in the polygons of an object, or in the middle of its box."""
-    assert mask is not None
+def _inside(
+    each: dict[str, Any], mask: npt.NDArray[Any], boxes: list[tuple[str, list[float]]]
+) -> npt.NDArray[Any] | None:
+    """Return the pixels in the polygons of an object, or in the middle of its box.
+
+    Of a box those that are in none of the ``boxes`` of other classes, if these are the most.
+    """
     polygons = each.get("segmentation")
     if isinstance(polygons, list) and polygons:
         if not all(map(_is_polygon, polygons)):
@@ -115,13 +133,25 @@ def _inside(each: dict[str, Any], mask: npt.NDArray[Any] | None) -> npt.NDArray[
             ImageDraw.Draw(area).polygon([(x - left, y - top) for x, y in corners], fill=1)
         found: npt.NDArray[Any] = part[np.asarray(area)]
         return found
-    box = each.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not all(map(_is_near, box)):
+    if not _has_box(each):
         return None
-    left, top, width, height = box
+    left, top, width, height = each["bbox"]
     rows = slice(max(0, round(top + height / 4)), max(0, round(top + height * 3 / 4) + 1))
     columns = slice(max(0, round(left + width / 4)), max(0, round(left + width * 3 / 4) + 1))
-    return mask[rows, columns].reshape(-1)
+    is_own = np.ones(mask[rows, columns].shape, bool)
+    for name, (x, y, w, h) in boxes:
+        if name != each["category"] and x < columns.stop and y < rows.stop:
+            end, right = math.ceil(y + h) - rows.start, math.ceil(x + w) - columns.start
+            if end > 0 and right > 0:
+                first = max(0, math.floor(y) - rows.start), max(0, math.floor(x) - columns.start)
+                is_own[first[0] : end, first[1] : right] = False
+    return mask[rows, columns][is_own] if 2 * is_own.sum() > is_own.size else None
+
+
+def _has_box(each: dict[str, Any]) -> bool:
+    box = each.get("bbox")
+    is_named = isinstance(each.get("category"), str)
+    return is_named and isinstance(box, list) and len(box) == 4 and all(map(_is_near, box))
 
 
 def _is_polygon(given: Any) -> bool:
