@@ -239,7 +239,7 @@ def test_a_table_in_the_home_folder(tmp_path, monkeypatch):
     (tmp_path / "labels.csv").write_text("".join(["key,label\n", *(f"{n},{n}\n" for n in range(99))]))
     from tarpeg.shards.tables import read_table
 
-    assert read_table("~/labels.csv", "key", ["label"]).labels[0][:2] == ["0", "1"]
+    assert read_table("~/labels.csv", "key", ["label"]).columns[0][:2] == ["0", "1"]
 
 
 def test_a_missing_file_and_arguments(tmp_path, folder):
