@@ -236,3 +236,10 @@ def test_a_file_that_is_not_a_checkpoint_is_an_error_of_one_line(tmp_path):
         with pytest.raises(ResumeError, match=rf"^checkpoint='\S*{name}' .*{reason}") as caught:
             tarpeg.preprocessing(tmp_path / name)
         assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_behind_a_url_is_refused_with_what_to_do():
+    with pytest.raises(
+        ResumeError, match=r"^checkpoint='s3://b/x\.ckpt' is not local: copy it, or give the dict"
+    ):
+        tarpeg.preprocessing("s3://b/x.ckpt")

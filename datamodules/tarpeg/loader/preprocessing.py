@@ -19,6 +19,7 @@ from ..sampling import crops, iou_crop, padded
 from ..sampling.rng import LATER_PASS
 from ..shards.paths import Paths
 from ..shards.source import Source
+from ..shards.urls import is_url, public_url
 from ..transforms.torchvision import flattened, name_of
 from .augmenting import modules_of, uncompiled
 from .classes import stored_classes
@@ -164,6 +165,11 @@ def preprocessing(checkpoint: str | os.PathLike[str] | Mapping[str, Any]) -> Pre
 
 def _read(path: Any) -> Mapping[str, Any]:
     """Read a checkpoint of which nothing is executed. Raise ResumeError if it is none."""
+    if is_url(os.fspath(path)):
+        raise ResumeError(
+            f"checkpoint={public_url(os.fspath(path))!r} is not local: copy it, or give the dict that "
+            "torch.load(file, weights_only=True) returns for it"
+        )
     try:
         open_regular(path).close()  # a FIFO would wait for ever
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
