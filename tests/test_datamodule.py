@@ -824,8 +824,11 @@ def test_a_checkpoint_after_a_fit_has_the_names_of_its_training(tmp_path, then):
         with pytest.warns(UserWarning, match=text):
             run.test(Net(), data)
     assert data.state_dict()["classes"] == ["ant", "bee", "cat"]
-    run = trainer(tmp_path, max_epochs=1)
-    run.fit(Net(), data)
+    if then == "look":  # and a loop of one's own, which trains
+        list(data.train_dataloader())
+    else:
+        run = trainer(tmp_path, max_epochs=1)
+        run.fit(Net(), data)
     assert data.state_dict()["classes"] == ["bee", "cat", "zebra"]
 
 
@@ -865,6 +868,48 @@ def test_a_subset_that_changes_gets_its_labels(tmp_path, form, how):
             batches = list(data.train_dataloader())
         found = {pair for batch in batches for pair in zip(batch.key, batch.label.tolist(), strict=True)}
         assert found == {(f"k{number:04d}", number + 50) for number in numbers}
+
+
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_a_subset_that_grows_goes_on_at_the_end_of_an_epoch(tmp_path, is_mixture):
+    """The table of its labels is the same one; within an epoch, other samples are an error."""
+    write_tar(tmp_path / "a.tar", [each for i in range(24) for each in sample(i)])
+    table = tmp_path / "labels.csv"
+
+    def write(first):
+        rows = [f"k{number:04d},{number + first}\n" for number in range(24)]
+        table.write_text("key,label\n" + "".join(rows))
+
+    def data(subset):
+        given = {"labels": table, "key": "key", "target": "label"}
+        split = Split(f"{tmp_path}/a.tar", CenterCrop(16), subset=subset, **given)
+        train = Mixture({"a": split}, repeat={"a": 1}) if is_mixture else split
+        return ShardDataModule(train, batch_size=4, workers=0)
+
+    def state(batches):
+        made = data(range(8))
+        loader = iter(made.train_dataloader())
+        for _ in range(batches):
+            next(loader)
+        return made.state_dict()
+
+    write(0)
+    states = [state(batches) for batches in (1, 2)]  # within an epoch, and at its end
+    for subset in (range(12), None, [*range(7), 9], 0.5):
+        with pytest.raises(ResumeError):
+            next(iter(resumed(data(subset), states[0])))
+        if not is_mixture:
+            count = sum(len(label) for _, label in resumed(data(subset), states[1]))
+            assert count == {"None": 24, "0.5": 12, "range(0, 12)": 12}.get(str(subset), 8)
+    write(1)
+    for each in states:
+        with pytest.raises(ResumeError, match=r"is of other data: labels \(24 of kind integer"):
+            resumed(data(range(8)), each)
+
+
+def resumed(data, state):
+    data.load_state_dict(state)
+    return data.train_dataloader()
 
 
 @pytest.mark.parametrize("name", ["a.wds", "a.TAR", "part-0000"])

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from .checks import ConfigError
 from .reports import show
-from .tasks import Task, stored_task, task_of, validation_sets
+from .tasks import Task, metrics_of_sets, stored_task, task_of, validation_sets
 
 _MISSING = -1  # a label, of tarpeg.Label(optional=True)
 
@@ -70,11 +70,8 @@ class Classifier(lightning.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Choose loss and metric for the labels. ConfigError if the network has another number of outputs."""
-        # Once: Lightning keeps the names of metrics.
-        if stage in ("fit", "validate") and len(self.accuracies) != len(
-            sets := validation_sets(self.trainer)
-        ):
-            self.accuracies = nn.ModuleList(self.accuracy.clone() for _ in sets)
+        if stage in ("fit", "validate"):
+            self.accuracies = metrics_of_sets(self.accuracy, self.accuracies, self.trainer)
         if self.task is None and stage != "predict":
             self.task = task_of(self._data, self._given)
         task = self.task

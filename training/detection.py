@@ -95,10 +95,10 @@ class Detector(lightning.LightningModule):
             measured *= self.trainer.world_size
             torch.distributed.all_gather_object(measured, self._measured)
         self._measured = []
-        parts = {name: {number} for number, name in enumerate(validation_sets(self.trainer))}
-        for prefix, numbers in {"val": None, **parts}.items():
-            for number, predicted, targets in itertools.chain(*measured):
-                if numbers is None or number in numbers:
+        sets = {name: number for number, name in enumerate(validation_sets(self.trainer))}
+        for prefix, number in {"val": None, **sets}.items():
+            for own, predicted, targets in itertools.chain(*measured):
+                if number in (None, own):
                     self.precision_of_boxes.update(predicted, targets)
             found = self.precision_of_boxes.compute()
             self.precision_of_boxes.reset()

@@ -62,12 +62,15 @@ def silence() -> None:
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """Return a path relative to where the command was given; as it is if that is longer, or a URL."""
+    """Return a path relative to where the command was given, absolute if that is shorter; a URL as it is."""
     if "://" in os.fspath(path):
         return os.fspath(path)
-    # hydra.job.chdir=true goes to the folder of the run.
-    start = get_original_cwd() if HydraConfig.initialized() else Path.cwd()
-    return min(os.path.relpath(path, start), str(Path(path).absolute()), key=len)
+    return min(os.path.relpath(path, _start()), str(Path(path).absolute()), key=len)
+
+
+def _start() -> str:
+    """Return where the command was given: hydra.job.chdir=true goes to the folder of the run."""
+    return get_original_cwd() if HydraConfig.initialized() else str(Path.cwd())
 
 
 def summary_of(
@@ -131,7 +134,8 @@ def resume_hint(
     limits = " and ".join(f"{name}={limit}" for name, limit in reached.items())
     why = f" ({limits} is reached)" if reached else ""
     place = "the last checkpoint" if saved == "" else "here"
-    return f"to go on from {place}{why}: {_launcher()} {os.path.relpath(sys.argv[0])} {' '.join(words)}"
+    script = os.path.relpath(Path(_start(), sys.argv[0]), _start())
+    return f"to go on from {place}{why}: {_launcher()} {script} {' '.join(words)}"
 
 
 def _options(given: Sequence[str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 
 from .checks import ConfigError
 from .schedules import with_cosine
-from .tasks import validation_sets
+from .tasks import metrics_of_sets, validation_sets
 
 
 class Segmenter(lightning.LightningModule):
@@ -47,9 +47,8 @@ class Segmenter(lightning.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Make the metrics of several validation sets."""
-        # Once: Lightning keeps the names of metrics.
-        if stage in ("fit", "validate") and len(self.ious) != len(sets := validation_sets(self.trainer)):
-            self.ious = nn.ModuleList(self.iou.clone() for _ in sets)
+        if stage in ("fit", "validate"):
+            self.ious = metrics_of_sets(self.iou, self.ious, self.trainer)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return scores ``[B, classes, H, W]``."""

@@ -116,6 +116,15 @@ def stored_task(checkpoint: dict[str, Any]) -> Task | None:
     return None if stored is None else Task(stored["kind"], stored["outputs"], stored["names"])
 
 
+def metrics_of_sets(metric: torchmetrics.Metric, present: nn.ModuleList, trainer: lightning.Trainer) -> Any:
+    """Return a copy of a metric for each of several validation sets; those that are there stay.
+
+    Lightning keeps the names of metrics.
+    """
+    sets = validation_sets(trainer)
+    return present if len(present) == len(sets) else nn.ModuleList(metric.clone() for _ in sets)
+
+
 def validation_sets(trainer: lightning.Trainer) -> list[str]:
     """Return the names of several validation sets, such as "val/clean", in order; [] for a single one."""
     splits: dict[str, Any] = getattr(getattr(trainer, "datamodule", None), "splits", {})

@@ -55,7 +55,8 @@ from .transforms.pixels import PixelFormat
 log = logging.getLogger("tarpeg")
 
 _SAME_CLASSES = (
-    "Names in a table are numbered in sorted order: give classes=[...] to its Label, with all that may come."
+    "Names in a table are numbered in sorted order: give classes=[...] to its Label, with all that may come; "
+    "to targets, labels={...}."
 )
 _NOT_AUGMENTED = (
     "augment= is not applied to these batches of train: give a Trainer the ShardDataModule itself, "
@@ -214,7 +215,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._is_prepared = False
         self._is_in_hook = False
         self._allow_overlap = self._has_separate_shards = allow_overlap
-        self._common = self._stored = CommonClasses([], {}, {}, False, {})  # stored: of a checkpoint
+        self._common = self._stored = CommonClasses([], {}, {}, False, set())  # stored: of a checkpoint
         self._learnt: CommonClasses | None = None  # by the last training of a Trainer
         self._samples: dict[str, tuple[Split, Source]] = {}
         # Of the files of the splits, when these were opened.
@@ -445,7 +446,7 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         name = self._first_of("val")
         # The network has learnt those of its training, also if a table has been changed since.
-        own = self._learnt or self._common
+        own = self._common if self._learnt is None or self._has_trained_alone else self._learnt
         state = (own if own.numbers or own.seen else self._stored).state()
         pending = self._place if self.trainer is None or self._has_ended else self._resume
         if pending is not None:  # loaded, and no loader was made since
@@ -464,6 +465,7 @@ class ShardDataModule(lightning.LightningDataModule):
         # Lightning saves and restores the loader's own state too, but loses it if
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
         self._stored, state = stored_classes(state_dict), state_dict.get("train")
+        self._learnt = None
         self._common.check_since(self._stored)
         self._check_preprocessing(state_dict.get("preprocessing"))
         self._forget_ended()
@@ -505,7 +507,8 @@ class ShardDataModule(lightning.LightningDataModule):
 
         ``names``: of the splits to look at, by default all.
         """
-        self._is_stale &= names is not None
+        if names is None:
+            self._is_stale = False
         for name, split in self._given().items():
             if names is not None and name not in names:
                 continue
@@ -544,8 +547,7 @@ class ShardDataModule(lightning.LightningDataModule):
             explain_single_sample(exception)
         for name, (split, source) in self._samples.items():
             if kind_of(name) == "train":
-                target: Any = split.label_reader(source) or split.target
-                explain_refused_label(exception, source, target)
+                explain_refused_label(exception, split, source)
 
     def _with_own_arrived(self, batch: Any, loaders: Any) -> Any:
         """Return a batch of several loaders, in a dict or list as they are; those of others as they are."""
@@ -626,6 +628,12 @@ class ShardDataModule(lightning.LightningDataModule):
         return status in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
 
     @property
+    def _has_trained_alone(self) -> bool:
+        """Whether a loop without a Trainer has taken more than one batch of train, for a look at it."""
+        place = {} if self._previous is None else self._previous.state_dict()
+        return place.get("epoch", 0) > 0 or place.get("batches", 0) > 1
+
+    @property
     def _measures(self) -> bool:
         """Whether a Trainer reads other splits than train: a loop over that, without a Trainer, goes on."""
         fn = getattr(getattr(self.trainer, "state", None), "fn", None)
@@ -697,7 +705,10 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _warn_of_learnt(self) -> None:
         """Warn if a run that measures or predicts has other labels of classes than the training before it."""
-        if self._learnt is None or not self._measures or not data_rank(**self._ranks()).is_first:
+        of_checkpoint = self.trainer is not None and self.trainer.ckpt_path  # which is compared
+        if self._learnt is None or not self._measures or of_checkpoint:
+            return
+        if not data_rank(**self._ranks()).is_first:
             return
         try:
             self._common.check_since(self._learnt, then_is="in the training before", remedy=_SAME_CLASSES)

@@ -235,7 +235,12 @@ def _ungrouped(program: str, given: dict[str, str]) -> str:
     for key, value in values.items():
         parent, _, name = key.rpartition(".")
         holder = OmegaConf.select(before, parent)
-        if not OmegaConf.is_config(holder) or OmegaConf.is_interpolation(holder, name):  # perhaps Hydra's
+        # What Hydra knows when it runs is not resolved here.
+        if (
+            not isinstance(holder, DictConfig)
+            or name not in holder
+            or OmegaConf.is_interpolation(holder, name)
+        ):
             continue
         node = OmegaConf.select(before, key)
         if not isinstance(node, DictConfig) or "_target_" not in node:

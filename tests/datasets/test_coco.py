@@ -286,10 +286,10 @@ def test_exports_that_number_the_same_names_otherwise_are_an_error_with_tables_o
             second.load_state_dict(first.state_dict())
 
 
-def painted(place, ids, numbers, *, images=4, left_out=(), mode="L", **given):
+def painted(place, ids, numbers, *, images=4, left_out=(), mode="L", around=0, **given):
     """Pack images of a car, a cat and a brush each, with masks of these numbers; return the shards.
 
-    ``left_out`` has the names whose objects only the first three images have.
+    ``left_out`` has the names whose objects only the first three images have; ``around`` them is that number.
     """
     (place / "images").mkdir(parents=True)
     (place / "masks").mkdir()
@@ -299,7 +299,7 @@ def painted(place, ids, numbers, *, images=4, left_out=(), mode="L", **given):
     for number in range(images):
         Image.new("RGB", (96, 64)).save(place / "images" / f"{number}.jpg")
         document["images"].append({"id": number, "file_name": f"{number}.jpg", "width": 96, "height": 64})
-        mask = np.zeros((64, 96), np.uint8)
+        mask = np.full((64, 96), around, np.uint8)
         for place_of, (id, value) in enumerate(zip(ids, numbers, strict=True)):
             if number >= 3 and names[place_of] in left_out:
                 continue
@@ -458,6 +458,50 @@ def test_masks_of_groups_that_are_numbered_anew_are_a_warning(tmp_path):
         tarpeg.ShardDataModule(*splits, workers=0).setup()
 
 
+def test_a_table_for_two_folders_does_not_make_other_names_one_class(tmp_path):
+    """Number 1 is a car in one folder and a cat in the other, and the table has the numbers of the files."""
+    one = painted(tmp_path / "one", (1, 2, 3), (1, 2, 3))
+    two = painted(tmp_path / "two", (3, 1, 2), (3, 1, 2), prefix="two")
+    masks = tarpeg.Masks("png", labels={0: 0, 1: 1, 2: 2, 3: 3})
+    for given in ([[*one, *two]], [one, two]):
+        splits = [tarpeg.Split(each, tarpeg.Whole(32), target=None, targets=masks) for each in given]
+        with pytest.warns(
+            UserWarning, match="by the pixels under objects, .*: a number may mean|which would be"
+        ):
+            tarpeg.ShardDataModule(*splits, workers=0).setup()
+
+
+def test_a_checkpoint_of_a_table_that_merges_other_names_is_a_warning(tmp_path):
+    shards = painted(tmp_path, (1, 2, 3), (1, 2, 3))
+    first, second = (
+        tarpeg.ShardDataModule(
+            val=tarpeg.Split(
+                shards, tarpeg.Whole(32), targets=tarpeg.Boxes("json:objects", label="category", labels=table)
+            ),
+            workers=0,
+        )
+        for table in ({"car": 1, "cat": 1, "brush": 2}, {"bike": 1, "bus": 1, "car": 3, "brush": 2, "cat": 3})
+    )
+    first.setup("validate")
+    second.setup("validate")
+    first.splits["val"] = None
+    state = first.state_dict()
+    state["labels"] = {"truck": 1, "lorry": 1, "brush": 2}
+    with pytest.warns(
+        UserWarning, match="label 1 was 'lorry' when the checkpoint was made and is 'bike' now"
+    ):
+        second.load_state_dict(state)
+
+
+@pytest.mark.parametrize("around", [0, 255, 4, 7])
+def test_masks_of_more_than_the_objects_have_no_names(tmp_path, around):
+    """Things and stuff: the sky and the road have numbers behind those of the objects."""
+    shards = painted(tmp_path, (1, 2, 3), (1, 2, 3), around=around)
+    for targets in (tarpeg.Masks("png"), [tarpeg.Boxes("json:objects"), tarpeg.Masks("png")]):
+        split = tarpeg.Split(shards, tarpeg.Whole(32), target=None, targets=targets)
+        assert split.classes() == (list(TABLE) if around in (0, 255) else None)
+
+
 def test_masks_that_are_too_many_pixels_leave_no_names(tmp_path, monkeypatch):
     from tarpeg.targets import mask_classes
 
@@ -585,7 +629,7 @@ def test_two_numberings_in_one_folder_are_a_warning(tmp_path, kind):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         assert split.classes() is None
-    text = r"class 'ca[rt]' has the category_id \d \(shard .*\) and \d \(shard .*: .* one class is two for"
+    text = r"class 'ca[rt]' has the label \d \(shard .*\) and \d \(shard .*: .* one class is two for"
     assert [bool(re.search(text, str(each.message))) for each in found] == [True] * (kind == "boxes")
 
 

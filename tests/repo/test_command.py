@@ -201,6 +201,7 @@ def test_a_command_has_the_settings_of_its_tool(name):
         ),
         ("train", ["model.net={_target_:torch.nn.Identity}", "logger.csv=null", "~callbacks.stall"], ""),
         ("train", ["callbacks.checkpoint.dirpath=/x", "logger.csv.save_dir=s3://bucket/run"], ""),
+        ("train", ["hydra/launcher=basic", "+hydra.launcher.jobs=2", "hydra.launcher.jobs=3"], ""),
     ],
 )
 def test_settings_that_do_not_exist_are_one_line_with_a_similar_name(program, arguments, message):

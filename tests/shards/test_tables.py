@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import re
 import unicodedata
 import warnings
 from datetime import date
@@ -116,6 +117,25 @@ def test_texts_with_separators_are_the_same_in_a_csv_and_in_a_frame(tmp_path, fo
         except ShardError as error:
             found.append(str(error).partition("'y' is ")[2])
     assert found[0] == found[1] and found[0]
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "boolean", "Float64", "float64"])
+def test_several_classes_of_nullable_columns(folder, dtype):
+    pandas = pytest.importorskip("pandas")
+    columns = {"ant": pandas.array([1, None, 0], dtype=dtype), "bee": pandas.array([0, 1, None], dtype=dtype)}
+    frame = pandas.DataFrame({"file": ["a", "b", "sub/c.d"], **columns})
+    found = labels(folder, frame, Label(["ant", "bee"], "classes", optional=True))
+    assert found.nan_to_num(-9).tolist() == [[1, 0], [-9, 1], [0, -9]]
+
+
+def test_tags_with_a_hole_in_a_column_of_texts(folder):
+    pandas = pytest.importorskip("pandas")
+    tags = pandas.array(["ant;bee", None, "bee"], dtype="string")
+    frame = pandas.DataFrame({"file": ["a", "b", "sub/c.d"], "y": tags})
+    found = labels(folder, frame, Label("y", "classes", separator=";", optional=True))
+    assert found.nan_to_num(-9).tolist() == [[1, 1], [-9, -9], [0, 1]]
+    with pytest.raises(ShardError, match=r"is missing: give tarpeg\.Label\(optional=True\)"):
+        labels(folder, frame, Label("y", "classes", separator=";"))
 
 
 def test_a_table_of_shards_with_workers_a_subset_and_a_stream(tmp_path, photos):
@@ -240,6 +260,9 @@ def test_a_table_in_the_home_folder(tmp_path, monkeypatch):
     from tarpeg.shards.tables import read_table
 
     assert read_table("~/labels.csv", "key", ["label"]).columns[0][:2] == ["0", "1"]
+    for name in ("~nobody-has-this/labels.csv", "~$labels.csv", "x" * 300, ""):
+        with pytest.raises(ShardError, match=rf"labels='{re.escape(name)}' "):
+            read_table(name, "key", ["label"])
 
 
 def test_a_missing_file_and_arguments(tmp_path, folder):

@@ -19,8 +19,7 @@ from ..augment.geometry import may_move
 from ..augment.module import Augment
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
-from ..shards.label import Labels
-from ..shards.labels import Target, read_labels
+from ..shards.labels import read_labels
 from ..shards.source import Source, where_of
 from ..targets.instance_map import InstanceMap
 from ..targets.instances import InstanceMasks
@@ -400,14 +399,16 @@ def check_num_classes(given: object, classes: Sequence[str]) -> None:
         )
 
 
-def explain_refused_label(error: BaseException, source: Source, target: Target | Labels) -> None:
+def explain_refused_label(error: BaseException, split: Split, source: Source) -> None:
     """Add a note about the labels to the error of a loss that refused one; do nothing to other errors."""
-    if target is None or not _LABEL_REFUSED.search(str(error)):
+    if not _LABEL_REFUSED.search(str(error)):
         return
     with suppress(ShardError):  # the error itself is more important
+        reader: Any = split.label_reader(source) or split.target
+        if reader is None:
+            return
         ids = np.unique(np.linspace(0, len(source) - 1, _MOST_LABELS, dtype=np.int64))
-        reader: Any = target
-        labels = reader.read(source, ids) if hasattr(target, "form") else read_labels(source, ids, reader)
+        labels = reader.read(source, ids) if hasattr(reader, "form") else read_labels(source, ids, reader)
         if labels.is_floating_point():
             return
         low, high = (int(bound) for bound in labels.aminmax())

@@ -24,14 +24,14 @@ class CommonClasses(NamedTuple):
         numbers: The labels of all names, which may have gaps, by kind: as ``Split.class_numbers``.
         seen: Those of masks that only their pixels show.
         is_whole: False if a split cannot be opened, or none was yet.
-        merged: Labels that may have several names, by kind; those in a state do not say.
+        renamed: Labels of masks whose table makes them of other numbers: the names may be others then, too.
     """
 
     names: list[str]
     numbers: dict[str, dict[str, int]]
     seen: dict[str, dict[str, int]]
     is_whole: bool
-    merged: Mapping[str, set[int]]
+    renamed: set[int]
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has of the classes, for ``stored_classes``."""
@@ -48,7 +48,7 @@ class CommonClasses(NamedTuple):
         return state
 
     def check_since(self, before: CommonClasses, **words: str) -> None:
-        """Compare the labels of earlier classes with these, as ``check_classes``, of which ``words`` are."""
+        """Compare the labels of earlier classes with these; ``words`` are of ``check_classes``."""
         now, then = self.numbers | self.seen, before.numbers | before.seen
         for given, labels in then.items():
             kind, is_stated = given, given not in before.seen
@@ -57,8 +57,8 @@ class CommonClasses(NamedTuple):
                 is_stated = kind != "mask"
                 if kind in then:
                     continue
-            is_sure, merged = is_stated and kind in self.numbers, self.merged.get(kind, set())
-            check_classes(labels, now.get(kind, {}), merged, is_sure=is_sure, **words)
+            is_sure, renamed = is_stated and kind in self.numbers, self.renamed if kind == "mask" else ()
+            check_classes(labels, now.get(kind, {}), renamed, is_sure=is_sure, **words)
 
 
 def common_classes(splits: Mapping[str, Split]) -> CommonClasses:
@@ -81,10 +81,9 @@ def common_classes(splits: Mapping[str, Split]) -> CommonClasses:
         for wanted in (True, False)
     )
     names = names_of_all([splits[name] for name in numbers])
-    merged = {
-        kind: set[int]().union(*(splits[name].merged_labels(kind) for name in numbers)) for kind in kinds
-    }
-    return CommonClasses(names, sure, seen, len(numbers) == len(splits), merged)
+    tables = [splits[name].mask_table or {} for name in numbers]
+    renamed = {label for table in tables for label in table.values() if any(k != v for k, v in table.items())}
+    return CommonClasses(names, sure, seen, len(numbers) == len(splits), renamed)
 
 
 def _common_labels(
@@ -97,7 +96,6 @@ def _common_labels(
     of_label, of_class = dict[int, tuple[str, set[str]]](), dict[str, tuple[str, int]]()
     what = "label" if kind == "labels" else "number of masks"
     is_sure = all(splits[name].is_sure_of(kind) for name in numbers)
-
     differences = list[str]()
 
     def found(text: str) -> None:
@@ -109,6 +107,8 @@ def _common_labels(
         for label, classes in sorted(by_label(table).items()):
             first, known = of_label.setdefault(label, (name, classes))
             merged = splits[first].merged_labels(kind) | splits[name].merged_labels(kind)
+            if kind == "mask" and splits[first].mask_table != splits[name].mask_table:
+                merged |= {label}  # of data sets that call a class otherwise
             if not known & classes and label not in merged:
                 one, two = min(known), min(classes)
                 found(
@@ -201,7 +201,7 @@ def stored_classes(state: Any) -> CommonClasses:
     kind = state.get("kind", "")
     if not isinstance(kind, str):
         raise ResumeError(f"kind={shown(kind)} of the data module's state must be a text. {REMEDY}")
-    return CommonClasses(names, ({kind: labels} if labels else {}) | others, seen, True, {})
+    return CommonClasses(names, ({kind: labels} if labels else {}) | others, seen, True, set())
 
 
 def _values(given: Any) -> list[Any]:

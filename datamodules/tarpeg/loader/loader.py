@@ -63,14 +63,18 @@ _MOST_UNCLAIMED = 64
 _MOST_PLAIN = 4
 
 
+OF_TORCH = {
+    "num_workers": "did you mean 'workers'?",
+    "pin_memory": "leave it out: device='cuda' brings the batches there",
+    "persistent_workers": "leave it out: workers stay until close()",
+}
+"""Arguments of torch's DataLoader, and what to do."""
+
+
 @explains_arguments(
     {part.name: f"give it to the split: Split({part.name}=...)" for part in fields(Split)}
     | {part.name: f"give config=LoaderConfig({part.name}=...)" for part in fields(LoaderConfig)}
-    | {"num_workers": "did you mean 'workers'?"}
-    | {
-        "pin_memory": "leave it out: device='cuda' brings the batches there",
-        "persistent_workers": "leave it out: workers stay until close()",
-    }
+    | OF_TORCH
 )
 class Loader:
     """Batches of one split for one rank; iterate over it again for the next epoch. It needs no Lightning.

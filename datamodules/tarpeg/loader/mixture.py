@@ -28,7 +28,7 @@ from .checks import open_split
 from .classes import common_classes
 from .config import LoaderConfig
 from .feeds import IndexedFeed
-from .loader import Loader, data_identity, feed_and_fetcher
+from .loader import OF_TORCH, Loader, data_identity, feed_and_fetcher
 from .members import unmoved_member
 from .mixed_feed import MixedFeed
 from .ranks import Mesh, data_rank
@@ -160,12 +160,17 @@ def _check_supported(name: str, split: Split) -> None:
 
 
 @explains_arguments(
-    {part.name: f"give config=LoaderConfig({part.name}=...)" for part in fields(LoaderConfig)}
-    | {part.name: f"give it to a split of the mixture: Split({part.name}=...)" for part in fields(Split)}
+    {
+        part.name: f"give it to a split of the mixture: Split({part.name}=...)"
+        for part in fields(Split)
+        if part.name not in ("views", "repeats", "streaming")
+    }
+    | {part.name: f"give config=LoaderConfig({part.name}=...)" for part in fields(LoaderConfig)}
     | {
         "keys": "give members= to all splits of the mixture: then batches have keys",
-        "num_workers": "did you mean 'workers'?",
+        "drop_last": "leave it out: all batches are full",
     }
+    | OF_TORCH
 )
 class MixtureLoader(Loader):
     """Batches of a ``Mixture`` for one rank: ``(image, label, source)``, see ``MixedBatch``.

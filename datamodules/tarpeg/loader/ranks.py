@@ -27,7 +27,7 @@ _LOOK = 10  # batches: fewer of a pass are a look at it
 _EPOCHS = 3
 _CAUSES = {
     "batches": "drop_last= and crop",
-    "data": "shards (all, or none, those of a cache), in the same order, with the same labels",
+    "data": "shards, from a cache on all ranks or on none, in the same order, with the same labels",
     "order": ORDER,
     "samples": "shards and subset=, or samples= of Streaming",
     "global_batch": "batch_size= or global_batch_size=",

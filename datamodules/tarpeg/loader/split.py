@@ -33,7 +33,7 @@ from ..shards.pillow import FILE_EXTENSIONS
 from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
 from ..shards.table_labels import form_of_table, streamed_table_labels, table_labels
-from ..shards.tables import is_frame, read_table
+from ..shards.tables import is_frame, local_path, read_table
 from ..targets.classes import (
     Classes,
     agree,
@@ -63,8 +63,8 @@ _OF_DATA = [*(field.name for field in fields(LoaderConfig)), "num_workers", "aug
 
 _OF_CLASSES = ("classes.json", "manifest.json")  # files beside shards
 _MOST_SHARDS = 64  # whose objects are compared with the names of classes
-# Of each source, the split that it was opened for, and what reads its labels.
-_READERS: WeakKeyDictionary[Source, tuple[Any, bytes | None, Labels | None]] = WeakKeyDictionary()
+# Of each source, the split that it was opened for, a hash of its subset, and what reads its labels.
+_READERS: WeakKeyDictionary[Source, tuple[Any, bytes, Labels | None]] = WeakKeyDictionary()
 
 
 @explains_arguments(
@@ -230,7 +230,7 @@ class Split:
             read_labels(source, np.zeros(1, np.int64), target)
 
     def label_reader(self, source: Source | None) -> Labels | None:
-        """Return what reads the labels of a source, which is made once; None for plain integers.
+        """Return what reads the labels of a source, made once for a subset; None for plain integers.
 
         Args:
             source: The opened samples; None for a stream.
@@ -243,13 +243,15 @@ class Split:
         label = target if isinstance(target, Label) or target is None else Label(target)
         if label is None or (source is not None and not len(source)):
             return None
-        ids = None if source is None else subset_ids(self.subset, len(source))
-        chosen = (
-            None if ids is None else hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
-        )  # a file or an array may be another now
+        ids, chosen = None, b""
+        if source is not None and self.subset is not None and not is_fraction(self.subset):
+            ids = subset_ids(self.subset, len(source))  # a file or an array may be another now
+            chosen = b"" if ids is None else hashlib.blake2b(ids.tobytes()).digest()
         known = None if source is None else _READERS.get(source)
         if known is not None and known[0] is self and known[1] == chosen:
             return known[2]
+        if source is not None and ids is None:
+            ids = subset_ids(self.subset, len(source))
         found: Labels | None
         if self.labels is not None:
             table = read_table(self.labels, self.key, label.places)
@@ -372,6 +374,11 @@ class Split:
         return self._kinds[kind].merged if kind in self._kinds else set()
 
     @property
+    def mask_table(self) -> Mapping[Any, int] | None:
+        """Labels of masks by the number in their files; None if they are as in the files."""
+        return self._kinds["mask"].table if "mask" in self._kinds else None
+
+    @property
     def _label(self) -> Label:
         target: Any = self.target
         return target if isinstance(target, Label) else Label(target)
@@ -396,7 +403,7 @@ class Split:
         # Images are opened when they are read.
         shards = {Path(name) for name in places if name.rpartition(".")[2].lower() not in FILE_EXTENSIONS}
         beside = {folder / name for folder in {file.parent for file in shards} for name in _OF_CLASSES}
-        table = set() if self.labels is None else {Path(self.labels).expanduser()}
+        table = set() if self.labels is None else {local_path(self.labels)}
         return places, [(str(file), _stamp(file)) for file in sorted(shards | beside | table)]
 
     def in_order(self) -> Split:

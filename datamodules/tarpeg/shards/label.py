@@ -223,7 +223,8 @@ class Form:
         read: Callable[[Any], Any] = getattr(self, f"_{self.kind}")
         for row, cell in enumerate(cells):
             try:
-                has_no_class = self.kind == "classes" and cell == "" and not self.label.optional
+                is_empty = isinstance(cell, str) and not cell
+                has_no_class = self.kind == "classes" and is_empty and not self.label.optional
                 if has_no_class or not is_missing(cell):
                     found[row] = read(cell)
                 elif not self.label.optional:

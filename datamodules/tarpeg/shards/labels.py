@@ -66,7 +66,7 @@ def check_classes(
     Args:
         labels: Of the checkpoint.
         numbers: Of now.
-        merged: Labels of now that may have several names.
+        merged: Labels of now that may have other names.
         is_sure: Whether both are stated; numbers that were seen in masks are a warning.
         then_is: When the labels were those.
         remedy: For an error.

@@ -22,6 +22,8 @@ from .tables import Table
 
 log = logging.getLogger(__name__)
 
+OF_SUBSET = ", of the subset "
+"""In the identity of labels, before a hash of the samples that have them."""
 # pandas'
 _TRUTHS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 
@@ -112,7 +114,7 @@ def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None =
     found = _array(table, form, rows[has_row])
     values = np.full((len(source), *found.shape[1:]), form.empty, found.dtype)
     values[wanted[has_row]] = found
-    return TableLabels(form, table.name, values, found=_identity(table, form, values))
+    return TableLabels(form, table.name, values, found=_identity(table, form, values, ids))
 
 
 def streamed_table_labels(table: Table, label: Label) -> TableLabels:
@@ -188,6 +190,8 @@ def _array_of_any(table: Table, form: Form) -> tuple[npt.NDArray[Any], dict[int,
     return values, wrong
 
 
-def _identity(table: Table, form: Form, values: npt.NDArray[Any]) -> str:
+def _identity(table: Table, form: Form, values: npt.NDArray[Any], ids: Int64 | None = None) -> str:
+    """Return a text with a hash of the labels, and of the samples that have them if these are not all."""
     content = hashlib.sha256(f"{form.kind} {form.classes}\n".encode() + values.tobytes()).hexdigest()[:16]
-    return f"labels ({len(values)} of kind {form.kind}, {content})"
+    subset = "" if ids is None else f"{OF_SUBSET}{hashlib.sha256(np.unique(ids).tobytes()).hexdigest()[:16]}"
+    return f"labels ({len(values)} of kind {form.kind}, {content}{subset})"

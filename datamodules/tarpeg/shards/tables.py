@@ -58,9 +58,7 @@ def read_table(given: Any, key: str | None, places: Sequence[str]) -> Table:
             f"labels={public_url(os.fspath(given))!r} is not local: copy it, or give what pandas reads, "
             "labels=pandas.read_csv(...)"
         )
-    if is_file:
-        given = Path(given).expanduser()
-    if is_file and given.is_dir():
+    if is_file and os.path.isdir(given := local_path(given)):  # noqa: PTH112 (no error for any name)
         raise ShardError(f"{name} is a folder: give a file, or labels=pandas.read_parquet(...) of it")
     is_text = is_file and not is_parquet(given)
     wanted = [*([] if key is None else [key]), *places]
@@ -87,6 +85,11 @@ def read_table(given: Any, key: str | None, places: Sequence[str]) -> Table:
     if is_text:  # white space around a name would make another class of it
         labels = [[cell.strip() for cell in column] for column in labels]
     return Table(name, keys, labels, is_text)
+
+
+def local_path(given: str | os.PathLike[str]) -> Path:
+    """Return the path of a file, with "~" for the home folder."""
+    return Path(os.path.expanduser(given))  # noqa: PTH111 (no error for "~$labels.csv")
 
 
 def is_parquet(given: Any) -> bool:

@@ -55,6 +55,7 @@ class Classes(NamedTuple):
         seen: Labels by name as the first objects have them; {} for a table of names.
         merged: Labels that the table gives to several values, which are one class then.
         is_sure: Whether the numbers are stated, not those of pixels under objects.
+        table: Of masks: their labels by the number in the file; None if they are as in the files.
     """
 
     names: list[str] | None
@@ -62,6 +63,7 @@ class Classes(NamedTuple):
     seen: Mapping[str, int]
     merged: set[int]
     is_sure: bool = True
+    table: Mapping[Any, int] | None = None
 
     @property
     def are_others(self) -> bool:
@@ -104,10 +106,13 @@ def _classes(
     if sources is None:
         return Classes(names, numbered(names), {}, merged)
     if kind == "mask":
-        pixels, few = _by_pixels(target, sources(), merged)
+        pixels, few, numbers = _by_pixels(target, sources(), merged)
+        if names and not numbers <= {*range(len(names)), 255}:  # of classes that are no objects
+            names = None
         if pixels != {}:
             names = names if names and pixels and agree(names, pixels) else None
-            return Classes(names, pixels or {}, pixels or {}, merged, is_sure=names is not None)
+            is_sure, table = names is not None, _table(target)
+            return Classes(names, pixels or {}, pixels or {}, merged, is_sure=is_sure, table=table)
         if names is None or not agree(names, few):
             return Classes(None, {}, few, merged)
     try:
@@ -129,19 +134,21 @@ def _classes(
 
 def _by_pixels(
     target: Any, sources: Sequence[Source], merged: set[int]
-) -> tuple[dict[str, int] | None, dict[str, int]]:
-    """Return the classes of masks by the names of the objects over them, and those that few objects show.
+) -> tuple[dict[str, int] | None, dict[str, int], set[int]]:
+    """Return the classes of masks by the names of the objects over them.
 
-    None in place of the first if the masks have other classes than the objects.
+    And those that few objects show, and all numbers in the files. {} in place of the first if too few objects show them, None if the masks have others than the objects.
     """
-    table, tables, few = _table(target), list[Mapping[str, tuple[int, str]]](), dict[str, int]()
+    table, tables = _table(target), list[Mapping[str, tuple[int, str]]]()
+    few, numbers = dict[str, int](), set[int]()
     extension: str | None = getattr(target, "extension", None)  # a target of the user's own may have none
     if extension is None:
-        return {}, {}
+        return {}, {}, set()
     for source in sources:
-        seen = numbers_in_masks(source, plain(extension))
+        seen, shown = numbers_in_masks(source, plain(extension))
+        numbers |= shown
         if seen is None:
-            return None, {}
+            return None, {}, numbers
         clear = dict[str, tuple[int, str]]()
         for name, each in seen.items():
             if (number := _through(table, each.number)) is None:
@@ -159,7 +166,7 @@ def _by_pixels(
             f"in the masks, by the pixels under objects, {differences[0]}: a number may mean two classes. "
             f"{ONE_NUMBERING}"
         )
-    return pixels, few
+    return pixels, few, numbers
 
 
 def _through(table: Mapping[Any, int] | None, value: Any) -> int | None:
@@ -267,7 +274,7 @@ def _categories(
                 elif found[name][0] != number:
                     (first, one), two = found[name], where_of(source, id)
                     raise _OtherFieldError(
-                        f"class {name!r} has the {label} {first} ({one}) and {number} ({two})"
+                        f"class {name!r} has the label {first} ({one}) and {number} ({two})"
                     )
         is_without = not found and (has_objects or not any(texts))  # names
         if is_without or len(found) == count:
@@ -281,13 +288,8 @@ def _table(target: Any) -> Mapping[Any, int] | None:
 
 
 def _merged_labels(target: Any) -> set[int]:
-    """Return the labels that the table of a target gives to several values, which are one class then.
-
-    All of them for masks: what their tables make one class is called otherwise in each data set, perhaps.
-    """
+    """Return the labels that the table of a target gives to several values, which are one class then."""
     counts = Counter((_table(target) or {}).values())
-    if _kind_of(target) == "mask":
-        return {*counts}
     return {label for label, count in counts.items() if count > 1}
 
 

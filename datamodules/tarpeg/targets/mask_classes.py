@@ -22,6 +22,8 @@ from .annotations import FAR, Place, documents_of, is_finite, objects_at
 
 _OBJECTS = Place("json", "objects")  # as make_shards writes them
 _MOST, _AT_ONCE = 64, 16  # samples
+_MOST_OBJECTS = 200  # of a sample
+_EACH = 4  # rows and columns: what is smaller than these is no class
 _MOST_PIXELS = 1 << 26  # of all masks but the last: more take too long
 _ENOUGH = 4  # objects of each class
 _LEAST = 3
@@ -31,20 +33,30 @@ _SHOWN = 0.25  # share of the objects over which a mask has some number
 
 
 class Seen(NamedTuple):
-    """The number that most pixels under the objects of a class have, with a sample; clear if of several."""
+    """The number that most pixels under the objects of a class have, a sample of it, and if three have it."""
 
     number: int
     where: str
     is_clear: bool
 
 
-def numbers_in_masks(source: Source, extension: str) -> dict[str, Seen] | None:
-    """Return the numbers in masks of the ``category`` of objects, but of those whose objects disagree.
+class InMasks(NamedTuple):
+    """What the pixels of masks show.
 
-    None if the masks show other things than the objects: 0 under most of them, or one number under several
-    classes; and if no mask can be looked at.
+    Args:
+        classes: By ``category`` of the objects, without classes whose objects disagree. None if the masks
+            show other things than the objects: 0 under most of them, or one number under several classes;
+            and if no mask can be looked at.
+        numbers: All that the pixels have, also where no object is.
     """
-    pixels, has_masks = 0, False
+
+    classes: dict[str, Seen] | None
+    numbers: set[int]
+
+
+def numbers_in_masks(source: Source, extension: str) -> InMasks:
+    """Look at the first masks of a source that has objects beside them."""
+    pixels, has_masks, numbers = 0, False, set[int]()
     votes, where, looked = dict[str, Counter[int]](), dict[str, str](), Counter[str]()
     for begin in range(0, min(len(source), _MOST), _AT_ONCE):
         ids = list(range(begin, min(begin + _AT_ONCE, len(source))))
@@ -61,8 +73,9 @@ def numbers_in_masks(source: Source, extension: str) -> dict[str, Seen] | None:
             if mask is None:
                 continue
             pixels += mask.size
-            boxes = [(each["category"], each["bbox"]) for each in objects if _has_box(each)]
-            for each in objects:
+            numbers.update(np.unique(mask[::_EACH, ::_EACH]).tolist())
+            boxes = _Boxes.of(objects)
+            for each in objects[:_MOST_OBJECTS]:
                 name = each.get("category")
                 inside = None if each.get("iscrowd") else _inside(each, mask, boxes)
                 if not isinstance(name, str) or inside is None or not inside.size:
@@ -72,13 +85,16 @@ def numbers_in_masks(source: Source, extension: str) -> dict[str, Seen] | None:
                 if number is not None:
                     votes.setdefault(name, Counter())[number] += 1
                     where.setdefault(name, where_of(source, id))
-        if not looked or all(votes.get(name, Counter()).total() >= _ENOUGH for name in looked):
+        if (
+            not looked
+            or pixels >= _MOST_PIXELS
+            or all(votes.get(name, Counter()).total() >= _ENOUGH for name in looked)
+        ):
             break
-    if has_masks and not pixels:
-        return None
     counted = sum(each.total() for each in votes.values())
-    if looked.total() >= _LEAST and counted < _SHOWN * looked.total():
-        return None
+    is_other = looked.total() >= _LEAST and counted < _SHOWN * looked.total()
+    if is_other or (has_masks and not pixels):
+        return InMasks(None, numbers)
     tops = {name: each.most_common(1)[0] for name, each in votes.items()}
     found = {
         name: Seen(number, where[name], is_clear=count >= _LEAST)
@@ -86,8 +102,9 @@ def numbers_in_masks(source: Source, extension: str) -> dict[str, Seen] | None:
         if count >= _OVER_OBJECTS * votes[name].total()
     }
     clear = [each for each in found.values() if each.is_clear]
-    numbers = [each.number for each in clear or found.values()]
-    return None if len(numbers) > 1 and 2 * len({*numbers}) <= len(numbers) else found
+    given = [each.number for each in clear or found.values()]
+    is_other = len(given) > 1 and 2 * len({*given}) <= len(given)
+    return InMasks(None if is_other else found, numbers)
 
 
 def _pixels(picture: bytes) -> npt.NDArray[Any] | None:
@@ -111,9 +128,21 @@ def _most_frequent(inside: npt.NDArray[Any]) -> int | None:
     return int(numbers[counts.argmax()])
 
 
-def _inside(
-    each: dict[str, Any], mask: npt.NDArray[Any], boxes: list[tuple[str, list[float]]]
-) -> npt.NDArray[Any] | None:
+class _Boxes(NamedTuple):
+    """The boxes of an image: names [N], and left, top, right and bottom, int64 [N, 4]."""
+
+    names: npt.NDArray[Any]
+    corners: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, objects: list[dict[str, Any]]) -> _Boxes:
+        found = [each for each in objects if _has_box(each)]
+        boxes = np.array([each["bbox"] for each in found], np.float64).reshape(-1, 4)
+        corners = np.concatenate([np.floor(boxes[:, :2]), np.ceil(boxes[:, :2] + boxes[:, 2:])], axis=1)
+        return cls(np.array([each["category"] for each in found], object), corners.astype(np.int64))
+
+
+def _inside(each: dict[str, Any], mask: npt.NDArray[Any], boxes: _Boxes) -> npt.NDArray[Any] | None:
     """Return the pixels in the polygons of an object, or in the middle of its box.
 
     Of a box those that are in none of the ``boxes`` of other classes, if these are the most.
@@ -139,12 +168,11 @@ def _inside(
     rows = slice(max(0, round(top + height / 4)), max(0, round(top + height * 3 / 4) + 1))
     columns = slice(max(0, round(left + width / 4)), max(0, round(left + width * 3 / 4) + 1))
     is_own = np.ones(mask[rows, columns].shape, bool)
-    for name, (x, y, w, h) in boxes:
-        if name != each["category"] and x < columns.stop and y < rows.stop:
-            end, right = math.ceil(y + h) - rows.start, math.ceil(x + w) - columns.start
-            if end > 0 and right > 0:
-                first = max(0, math.floor(y) - rows.start), max(0, math.floor(x) - columns.start)
-                is_own[first[0] : end, first[1] : right] = False
+    x, y, right, bottom = boxes.corners.T
+    is_over = (x < columns.stop) & (y < rows.stop) & (right > columns.start) & (bottom > rows.start)
+    starts = [columns.start, rows.start] * 2
+    for x, y, right, bottom in (boxes.corners[is_over & (boxes.names != each["category"])] - starts).tolist():
+        is_own[max(0, y) : bottom, max(0, x) : right] = False
     return mask[rows, columns][is_own] if 2 * is_own.sum() > is_own.size else None
 
 
