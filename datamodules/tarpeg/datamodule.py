@@ -631,7 +631,7 @@ class ShardDataModule(lightning.LightningDataModule):
     def _has_trained_alone(self) -> bool:
         """Whether a loop without a Trainer has taken more than one batch of train, for a look at it."""
         place = {} if self._previous is None else self._previous.state_dict()
-        return place.get("epoch", 0) > 0 or place.get("batches", 0) > 1
+        return place.get("epoch", 0) != 0 or place.get("batches", 0) not in (0, 1)
 
     @property
     def _measures(self) -> bool:

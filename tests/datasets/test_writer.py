@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import tarpeg
@@ -255,3 +256,11 @@ def test_tool_unknown_key_and_help(tmp_path):
     assert done.returncode == 1 and "sice is not a setting; did you mean size?" in done.stderr
     assert "python tools/make_shards.py out=DIR" in tool("--help", cwd=tmp_path).stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_in_place_of_a_source_is_one_line(tmp_path, kind):
+    with pytest.raises(
+        ValueError, match=r"^source='.*pets' is a path: .* first, and then tarpeg\.Folder\(path\)"
+    ):
+        tarpeg.make_shards(tmp_path / "out", kind(tmp_path / "pets"))

@@ -143,6 +143,12 @@ def make_shards(
         check_integer("workers", workers, 0)
     directory = Path(local_folder("out", out))
     check_probability("max_bad", max_bad)
+    given: object = source
+    if isinstance(given, (str, os.PathLike)):
+        raise ValueError(
+            f"source={os.fspath(given)!r} is a path: give the folder of the shards first, and then "
+            "tarpeg.Folder(path), Coco, Voc, Yolo or MaskFolder"
+        )
     items: Sequence[Item]
     find: _Find
     broken: Sequence[str] = ()

@@ -137,7 +137,8 @@ def _by_pixels(
 ) -> tuple[dict[str, int] | None, dict[str, int], set[int]]:
     """Return the classes of masks by the names of the objects over them.
 
-    And those that few objects show, and all numbers in the files. {} in place of the first if too few objects show them, None if the masks have others than the objects.
+    And those that few objects show, and all numbers in the files. {} in place of the first if too few objects
+    show them, None if the masks have others than the objects.
     """
     table, tables = _table(target), list[Mapping[str, tuple[int, str]]]()
     few, numbers = dict[str, int](), set[int]()
