@@ -912,6 +912,60 @@ def resumed(data, state):
     return data.train_dataloader()
 
 
+def test_a_subset_that_changes_without_a_trainer_leaves_the_table_as_it_was_read(tmp_path):
+    """Also in val: names in a table are numbered in sorted order, and a new one moves those behind it."""
+    for name in "ab":
+        write_tar(tmp_path / f"{name}.tar", [each for i in range(12) for each in sample(i)])
+    chosen = []
+
+    def write(*names):
+        rows = [f"k{number:04d},{names[number % len(names)]}\n" for number in range(12)]
+        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+
+    given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
+    data = ShardDataModule(
+        Split(f"{tmp_path}/a.tar", CenterCrop(16), subset=chosen, **given),
+        Split(f"{tmp_path}/b.tar", CenterCrop(16), **given),
+        batch_size=4,
+        workers=0,
+        keys=True,
+    )
+
+    def labels(loader):
+        return {pair for batch in loader for pair in zip(batch.key, batch.label.tolist(), strict=True)}
+
+    for numbers, names in ((range(6), ("ant", "bee", "cat")), (range(12), ("ant", "bat", "bee", "cat"))):
+        chosen[:] = numbers
+        write(*names)
+        train, val = labels(data.train_dataloader()), labels(data.val_dataloader())
+        assert train <= val and len(val) == 12 and {label for _, label in val} == {0, 1, 2}
+        assert data.state_dict()["classes"] == ["ant", "bee", "cat"]
+    data.teardown()
+    assert labels(data.train_dataloader()) == labels(data.val_dataloader())
+    assert data.state_dict()["classes"] == ["ant", "bat", "bee", "cat"]
+
+
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_end", "on_validation_start"])
+def test_a_setup_by_hand_within_a_run_changes_nothing(tmp_path, hook):
+    members = [each for i in range(6) for each in sample(i)]
+    write_tar(tmp_path / "a.tar", members)
+    write_tar(tmp_path / "b.tar", members)
+
+    def seen(*callbacks):
+        splits = [Split(f"{tmp_path}/{name}.tar", CenterCrop(16)) for name in "ab"]
+        augment = Augment(flip=0.5, affine=Affine(degrees=20.0))
+        data = ShardDataModule(*splits, batch_size=3, workers=0, augment=augment)
+        net = Net()
+        trainer(tmp_path, max_epochs=3, callbacks=[*callbacks]).fit(net, data)
+        return torch.cat([batch.image for batch in net.seen["train"]])
+
+    class Sets(Callback):
+        pass
+
+    setattr(Sets, hook, lambda self, run, net: run.datamodule.setup("fit"))
+    assert torch.equal(seen(Sets()), seen())
+
+
 @pytest.mark.parametrize("name", ["a.wds", "a.TAR", "part-0000"])
 def test_shards_of_any_name_are_opened_again(tmp_path, name):
     net = Net()

@@ -72,7 +72,12 @@ class DataSummary(lightning.Callback):
         show(f"{'; '.join(parts)}{note}")
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Print how many shapes the batches will have, if they have several."""
+        """Print how many shapes the batches will have, if they have several; keep what another run wrote."""
+        for writer in trainer.checkpoint_callbacks:
+            # Lightning removes a file behind a URL when it saves the next, also that of another run.
+            best, folder = getattr(writer, "best_model_path", ""), str(getattr(writer, "dirpath", ""))
+            if "://" in best and best.rpartition("/")[0] != folder.rstrip("/"):
+                writer.best_model_path = ""  # type: ignore[attr-defined]
         loader: Any = trainer.train_dataloader
         if trainer.is_global_zero and isinstance(loader, tarpeg.Loader) and (text := loader.shapes_text()):
             show(text)

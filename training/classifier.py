@@ -66,15 +66,16 @@ class Classifier(lightning.LightningModule):
             max(classes, 2), average="micro", ignore_index=_MISSING
         )
         self.loss = torchmetrics.MeanMetric()
-        self.accuracies: Any = nn.ModuleList()  # of each of several validation sets
+        self.metrics: Any = nn.ModuleList()  # of each of several validation sets
 
     def setup(self, stage: str) -> None:
         """Choose loss and metric for the labels. ConfigError if the network has another number of outputs."""
-        if stage in ("fit", "validate"):
-            self.accuracies = metrics_of_sets(self.accuracy, self.accuracies, self.trainer)
         if self.task is None and stage != "predict":
             self.task = task_of(self._data, self._given)
         task = self.task
+        if stage in ("fit", "validate"):
+            metric = self.accuracy if task is None else task.metric
+            self.metrics = metrics_of_sets(metric, self.metrics, self.trainer)
         if task is None:
             return
         if task.outputs != self.num_classes:
@@ -133,32 +134,33 @@ class Classifier(lightning.LightningModule):
         return loss
 
     def validation_step(self, batch: Any, _: int, dataloader_idx: int = 0) -> None:
-        """Count loss and accuracy of a batch; each of several validation sets has its own accuracy."""
+        """Count loss and metric of a batch; each of several validation sets has its own metric."""
         images, labels = batch[:2]
         scores = self(images)
+        own = [self.metrics[dataloader_idx]] if self.metrics else []
         if self.task is not None:
-            self.task.update(scores, labels)
+            for metric in (self.task.metric, *own):
+                self.task.update(scores, labels, metric)
             loss, known = self.task.loss(scores, labels), int((~labels.isnan()).sum())
         else:
-            self.accuracy.update(scores, labels)
-            if self.accuracies:
-                self.accuracies[dataloader_idx].update(scores, labels)
+            for metric in (self.accuracy, *own):
+                metric.update(scores, labels)
             loss = nn.functional.cross_entropy(scores, labels, ignore_index=_MISSING)
             known = int((labels != _MISSING).sum())
         if known:
             self.loss.update(loss, known)
 
     def on_validation_epoch_end(self) -> None:
-        """Log loss and accuracy over all validation sets, and the accuracy of each of several."""
+        """Log loss and metric over all validation sets, and the metric of each of several."""
         self.log("val/loss", self.loss)
+        name, metric = ("val/accuracy", self.accuracy)
         if self.task is not None:
-            self.log(self.task.score[0], self.task.metric, prog_bar=True)
-            return
-        self.log("val/accuracy", self.accuracy, prog_bar=True)
+            name, metric = self.task.score[0], self.task.metric
+        self.log(name, metric, prog_bar=True)
         # Not the values of the batches: of these Lightning divides the sum of sizes by the number of
         # processes as an integer, with gloo.
-        for name, accuracy in zip(validation_sets(self.trainer), self.accuracies, strict=True):
-            self.log(f"{name}/accuracy", accuracy)  # such as val/clean/accuracy
+        for place, each in zip(validation_sets(self.trainer), self.metrics, strict=True):
+            self.log(f"{place}/{name.partition('/')[2]}", each)  # such as val/clean/accuracy
 
     def predict_step(self, batch: Any, _: int) -> list[tuple[Any, ...]]:
         """Return key, class and probability of each image; the class is a number if it has no name.

@@ -65,16 +65,18 @@ class Task(nn.Module):
         loss: Tensor = self.criterion(scores, labels)
         return loss
 
-    def update(self, scores: Tensor, labels: Tensor) -> None:
-        """Count a batch of the validation."""
+    def update(self, scores: Tensor, labels: Tensor, metric: Any = None) -> None:
+        """Count a batch of the validation in ``self.metric``, or in a copy of it."""
+        metric = self.metric if metric is None else metric
         scores = scores.detach().float().reshape(labels.shape)
         known = ~labels.isnan()
         if self.kind == "number":
             if known.any():
-                self.metric.update(scores[known], labels[known])
+                metric.update(scores[known], labels[known])
             return
         truth = torch.where(known, (labels > 0.5).long(), -1)
-        self.metric.update(scores.reshape(-1, self.outputs), truth.reshape(-1, self.outputs))
+        # torchmetrics takes the scores of a batch for probabilities if all of them happen to be in 0..1.
+        metric.update(scores.sigmoid().reshape(-1, self.outputs), truth.reshape(-1, self.outputs))
 
     def rows(self, keys: Sequence[str], scores: Tensor) -> list[tuple[Any, ...]]:
         """Return a row of a table per image: its key, then numbers, or the probability of each class."""

@@ -216,7 +216,8 @@ class ShardDataModule(lightning.LightningDataModule):
         self._is_in_hook = False
         self._allow_overlap = self._has_separate_shards = allow_overlap
         self._common = self._stored = CommonClasses([], {}, {}, False, set())  # stored: of a checkpoint
-        self._learnt: CommonClasses | None = None  # by the last training of a Trainer
+        self._fitted: Loader | None = None  # train of the last training of a Trainer, and its classes
+        self._learnt: CommonClasses | None = None
         self._samples: dict[str, tuple[Split, Source]] = {}
         # Of the files of the splits, when these were opened.
         self._signatures: dict[str, tuple[Split, Any]] = {}
@@ -313,13 +314,16 @@ class ShardDataModule(lightning.LightningDataModule):
         warnings.filterwarnings("ignore", "You have overridden `on_after_batch_transfer` in both")  # both run
         # Of keys and members, which it counts too. It takes the first size that it finds: that of the images.
         warnings.filterwarnings("ignore", "Trying to infer the `batch_size` from an ambiguous collection")
-        if self.trainer is not None:
+        is_begun = self._has_ended or any(each() is self.trainer for each in self._trainers)
+        if (
+            self.trainer is not None and not is_begun
+        ):  # by Lightning; users call it within a run, and after it
             self._trainers.append(weakref.ref(self.trainer))
             if self._outer() is None:  # a look before, and a run that failed, may have opened others
                 self._is_stale = True
                 self._reloaded = None
-                if self.trainer.state.fn == TrainerFn.FITTING:  # which begins anew, or where ckpt_path= was
-                    self._train = self._learnt = None
+                if self.trainer.state.fn == TrainerFn.FITTING:  # it begins anew, or where ckpt_path= was
+                    self._train = self._fitted = self._learnt = None
         if self._is_stale:
             self._refresh()
         self._check_overlap()
@@ -361,7 +365,7 @@ class ShardDataModule(lightning.LightningDataModule):
             self._resume = None
         if self.trainer is not None:
             if self.trainer.state.fn == TrainerFn.FITTING:
-                self._learnt = self._common
+                self._fitted, self._learnt = loader, self._common
             trainer, sampler = weakref.proxy(self.trainer), loader.sampler
             sampler.on_epoch = partial(_epoch_of_a_restart, trainer, weakref.proxy(sampler))
             loader.unused = partial(_batches_under_way, weakref.ref(self.trainer))
@@ -445,14 +449,17 @@ class ShardDataModule(lightning.LightningDataModule):
         For Lightning's checkpoints. ``tarpeg.preprocessing`` reads the last of these.
         """
         name = self._first_of("val")
-        # The network has learnt those of its training, also if a table has been changed since.
-        own = self._common if self._learnt is None or self._has_trained_alone else self._learnt
+        # The network has learnt those of its training, also if a table has been changed since; nor is a look
+        # at a batch a place of that training.
+        is_alone = self._has_trained_alone
+        own = self._common if self._learnt is None or is_alone else self._learnt
+        train = self._train if self._fitted is None or is_alone else self._fitted
         state = (own if own.numbers or own.seen else self._stored).state()
         pending = self._place if self.trainer is None or self._has_ended else self._resume
         if pending is not None:  # loaded, and no loader was made since
             state["train"] = dict(pending)
-        elif self._train is not None:
-            state["train"] = self._train.state_dict()
+        elif train is not None:
+            state["train"] = train.state_dict()
         if name is not None:
             state["preprocessing"] = self._described(name)
         return state
@@ -487,8 +494,8 @@ class ShardDataModule(lightning.LightningDataModule):
 
         Without a Trainer, it goes on where train was.
         """
-        state = {**self.__dict__, "trainer": None, "_trainers": [], "_loaders": [], "_train": None}
-        state["_previous"] = None
+        state = {**self.__dict__, "trainer": None, "_trainers": [], "_loaders": []}
+        state |= {"_train": None, "_fitted": None, "_previous": None}
         if self._place is None and self._previous is not None:
             state["_place"] = self._previous.state_dict()
         return state

@@ -55,9 +55,12 @@ def check_arguments(program: str, arguments: Sequence[str]) -> None:
         try:
             override = OverridesParser.create().parse_override(argument)
         except HydraException:
+            is_nested = value[:1] in ("{", "[")
+            example = "'{separator: \";\"}'" if is_nested else quoted(key, value)
+            where = "there, and the whole argument the shell's" if is_nested else "within the shell's"
             raise SystemExit(
                 f"{program}: {argument} cannot be read: a value with special characters needs Hydra's quotes "
-                f"within the shell's: {quoted(key, value)}"
+                f"{where}: {example}"
             ) from None
         is_multirun = {"-m", "--multirun"} & {*arguments} or any(
             each[:10] == "hydra.mode" for each in arguments

@@ -493,6 +493,14 @@ def test_a_checkpoint_of_a_table_that_merges_other_names_is_a_warning(tmp_path):
         second.load_state_dict(state)
 
 
+def test_masks_of_two_numberings_in_one_list_have_no_names(tmp_path):
+    one = painted(tmp_path / "one", (1, 2, 3), (1, 2, 3))
+    two = painted(tmp_path / "two", (1, 2, 3), (2, 3, 1), prefix="two")
+    split = tarpeg.Split([*one, *two], tarpeg.Whole(32), targets=tarpeg.Masks("png"))
+    with pytest.warns(UserWarning, match="a number may mean two classes"):
+        assert split.classes() is None
+
+
 @pytest.mark.parametrize("around", [0, 255, 4, 7])
 def test_masks_of_more_than_the_objects_have_no_names(tmp_path, around):
     """Things and stuff: the sky and the road have numbers behind those of the objects."""

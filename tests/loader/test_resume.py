@@ -254,6 +254,26 @@ def test_a_trainer_that_has_forgotten_where_the_checkpoint_was_is_a_warning(phot
         )
 
 
+@pytest.mark.parametrize("after", ["look", "setup", "look at val"])
+@pytest.mark.parametrize("at", [3, 8])
+def test_a_checkpoint_after_a_look_has_the_place_of_the_training(photos, tmp_path, undisturbed, at, after):
+    data = module(photos)
+    run, net = trainer(tmp_path, max_epochs=3), Failing("end", at)
+    with pytest.raises(ArithmeticError):
+        run.fit(net, datamodule=data)
+    if after == "look":
+        next(iter(data.train_dataloader()))
+    else:
+        data.setup(None if after == "look at val" else "fit")
+        if after == "look at val":
+            next(iter(data.val_dataloader()))
+    run.save_checkpoint(tmp_path / "later.ckpt", weights_only=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the checkpoint is at batch")
+        resumed = fitted(tmp_path, module(photos), Early(), tmp_path / "later.ckpt", max_epochs=3)
+    assert steps(resumed) == undisturbed[1][at:]
+
+
 @pytest.mark.parametrize("before", ["look", "limited run", "failed run"])
 def test_a_fit_begins_at_its_first_batch_whatever_was_before(photos, tmp_path, undisturbed, before):
     """Also if a callback saves and loads a checkpoint before the loader of train is made."""

@@ -210,6 +210,14 @@ def test_settings_that_do_not_exist_are_one_line_with_a_similar_name(program, ar
     assert not message or str(caught.value) == f"{program}: {message}"
 
 
+def test_a_part_of_a_dict_with_special_characters_needs_quotes_of_its_own():
+    with pytest.raises(
+        SystemExit, match=r"needs Hydra's quotes there, and the whole .*: '\{separator: \";\"\}'$"
+    ):
+        check_arguments("train", ["data.train.target={_target_: tarpeg.Label, separator: ;}"])
+    check_arguments("train", ['data.train.target={_target_: tarpeg.Label, separator: ";"}'])
+
+
 @pytest.mark.parametrize(
     ("program", "key"), [("train", "validate"), ("build_cache", "verify"), ("make_shards", "replace")]
 )

@@ -13,6 +13,7 @@ from helpers.training import trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
+from training.callbacks import DataSummary
 from training.checks import ConfigError
 from training.classifier import Classifier
 from training.predictions import Predictions
@@ -82,6 +83,67 @@ def test_numbers_and_several_classes(tmp_path, photos, capsys):
 
     with pytest.raises(ConfigError, match=r"model\.net\.num_classes=2"):
         trainer(tmp_path).fit(model(5), numbers)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "metric"), [("number", "mae"), ("classes", "map")])
+def test_several_validation_sets_have_a_metric_each(tmp_path, photos, kind, metric):
+    row = {"number": lambda n: f"{n},{n / 2}", "classes": lambda n: f"{n % 2},{n // 2 % 2}"}[kind]
+    crop = tarpeg.CenterCrop(16)
+    given = {
+        "labels": table(tmp_path, "file,a,b", row),
+        "key": "file",
+        "target": tarpeg.Label(["a", "b"], kind),
+    }
+    whole = tarpeg.Split(photos, crop, **given)
+    sets = {"x": tarpeg.Split(photos, crop, subset=range(9), **given)}
+    sets["y"] = tarpeg.Split(photos, crop, subset=range(9, len(ALL)), **given)
+    net = model(2)
+
+    def measured(val):
+        made = tarpeg.ShardDataModule(val=val, batch_size=8, workers=0, augment=tarpeg.Augment())
+        fit = trainer(tmp_path)
+        fit.validate(net, made)
+        return {name: float(value) for name, value in fit.callback_metrics.items()}
+
+    found = measured(sets)
+    assert found[f"val/{metric}"] == pytest.approx(measured(whole)[f"val/{metric}"], rel=1e-5)
+    for name, split in sets.items():
+        alone = measured(split)[f"val/{metric}"]
+        assert found[f"val/{name}/{metric}"] == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_going_on_elsewhere_leaves_the_checkpoint_in_its_bucket(tmp_path, photos):
+    """Lightning removes the last one behind a URL, whichever run wrote it."""
+    fsspec = pytest.importorskip("fsspec")
+    numbers = data(photos, table(tmp_path, "file,age", str), "age")
+
+    def fit(folder, epochs, **given):
+        last = ModelCheckpoint(folder, filename="last", enable_version_counter=False)
+        run = trainer(tmp_path, max_epochs=epochs, callbacks=[last, DataSummary()], enable_checkpointing=True)
+        run.fit(model(1), numbers, **given)
+        return last.best_model_path
+
+    first = fit("memory://bucket/one", 1)
+    assert first.startswith("memory://") and fsspec.filesystem("memory").exists(first)
+    for folder in (tmp_path / "two", "memory://bucket/three"):
+        later = fit(folder, 2, ckpt_path=first, weights_only=False)
+        assert later != first and fsspec.filesystem("memory").exists(first)
+    assert fit("memory://bucket/one", 2, ckpt_path=first, weights_only=False) == first
+
+
+def test_precision_does_not_depend_on_the_batches():
+    """Scores that are all in 0..1 are not probabilities, as those of other batches are not."""
+    scores = torch.tensor([[0.1, 0.2], [0.9, 0.3], [-2.0, 5.0], [0.4, -1.0], [3.0, 0.6], [0.2, 0.8]])
+    labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+    found = []
+    for size in (1, 2, 6):
+        task = Task("classes", 2)
+        for part in range(0, 6, size):
+            task.update(scores[part : part + size], labels[part : part + size])
+        found.append(float(task.metric.compute()))
+    assert found[0] == found[1] == found[2]
 
 
 def test_missing_labels_do_not_count():

@@ -28,8 +28,9 @@ DATA_ERRORS = (
 )
 
 _RESTORE = (
-    "If labels are the places of class folders in sorted order, restore these folders; of targets, give the "
-    "table labels= of that training; or train without the checkpoint."
+    "If labels are the places of class folders in sorted order, restore these folders; of a table, give "
+    "classes=[...] of that training to its Label; of targets, give the table labels= of that training; or "
+    "train without the checkpoint."
 )
 
 Target = str | Sequence[str] | None

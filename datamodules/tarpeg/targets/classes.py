@@ -106,8 +106,8 @@ def _classes(
     if sources is None:
         return Classes(names, numbered(names), {}, merged)
     if kind == "mask":
-        pixels, few, numbers = _by_pixels(target, sources(), merged)
-        if names and not numbers <= {*range(len(names)), 255}:  # of classes that are no objects
+        pixels, few, numbers, is_one = _by_pixels(target, sources(), merged)
+        if names and not (is_one and numbers <= {*range(len(names)), 255}):  # others are no objects
             names = None
         if pixels != {}:
             names = names if names and pixels and agree(names, pixels) else None
@@ -134,22 +134,22 @@ def _classes(
 
 def _by_pixels(
     target: Any, sources: Sequence[Source], merged: set[int]
-) -> tuple[dict[str, int] | None, dict[str, int], set[int]]:
+) -> tuple[dict[str, int] | None, dict[str, int], set[int], bool]:
     """Return the classes of masks by the names of the objects over them.
 
-    And those that few objects show, and all numbers in the files. {} in place of the first if too few objects
-    show them, None if the masks have others than the objects.
+    And those that few objects show, all numbers in the files, and whether all sources have the same. {} in
+    place of the first if too few objects show them, None if the masks have others than the objects.
     """
     table, tables = _table(target), list[Mapping[str, tuple[int, str]]]()
     few, numbers = dict[str, int](), set[int]()
     extension: str | None = getattr(target, "extension", None)  # a target of the user's own may have none
     if extension is None:
-        return {}, {}, set()
+        return {}, {}, set(), True
     for source in sources:
         seen, shown = numbers_in_masks(source, plain(extension))
         numbers |= shown
         if seen is None:
-            return None, {}, numbers
+            return None, {}, numbers, True
         clear = dict[str, tuple[int, str]]()
         for name, each in seen.items():
             if (number := _through(table, each.number)) is None:
@@ -167,7 +167,7 @@ def _by_pixels(
             f"in the masks, by the pixels under objects, {differences[0]}: a number may mean two classes. "
             f"{ONE_NUMBERING}"
         )
-    return pixels, few, numbers
+    return pixels, few, numbers, not differences
 
 
 def _through(table: Mapping[Any, int] | None, value: Any) -> int | None:
