@@ -117,7 +117,7 @@ def test_several_validation_sets_have_a_metric_each(tmp_path, photos, kind, metr
 def test_going_on_elsewhere_leaves_the_checkpoint_in_its_bucket(tmp_path, photos):
     """Lightning removes the last one behind a URL, whichever run wrote it."""
     fsspec = pytest.importorskip("fsspec")
-    numbers = data(photos, table(tmp_path, "file,age", str), "age")
+    numbers = data(photos, table(tmp_path, "file,age", str), tarpeg.Label("age", kind="number"))
 
     def fit(folder, epochs, **given):
         last = ModelCheckpoint(folder, filename="last", enable_version_counter=False)
