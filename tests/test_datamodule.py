@@ -40,6 +40,7 @@ from tarpeg import (
     ShardDataModule,
     Split,
     build_cache,
+    contact_sheet,
 )
 from tarpeg.errors import ResumeError, ShardError
 from tarpeg.loader import split as split_module
@@ -800,8 +801,8 @@ def test_a_split_that_is_replaced_within_a_run_leaves_the_others_as_they_were_re
     assert data.state_dict()["classes"] == ["ant", "bee", "cat"]
 
 
-@pytest.mark.parametrize("then", ["test", "look"])
-def test_a_checkpoint_after_a_fit_has_the_names_of_its_training(tmp_path, then):
+@pytest.mark.parametrize("then", ["test", "validate", "looks", "sheet", "loop"])
+def test_a_checkpoint_after_a_fit_has_place_and_names_of_its_training(tmp_path, then):
     for name in "abc":
         write_tar(tmp_path / f"{name}.tar", [each for i in range(6) for each in sample(i)])
 
@@ -812,24 +813,91 @@ def test_a_checkpoint_after_a_fit_has_the_names_of_its_training(tmp_path, then):
     write("ant", "bee", "cat")
     given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
     data = ShardDataModule(
-        *(Split(f"{tmp_path}/{name}.tar", CenterCrop(16), **given) for name in "abc"), batch_size=3, workers=0
+        *(Split(f"{tmp_path}/{name}.tar", CenterCrop(16), **given) for name in "abc"), batch_size=2, workers=0
     )
-    run = trainer(tmp_path, max_epochs=1)
+    run = trainer(tmp_path, max_epochs=2)
     run.fit(Net(), data)
+
+    def saved():
+        run.save_checkpoint(tmp_path / "later.ckpt")
+        state = torch.load(tmp_path / "later.ckpt", weights_only=True)["ShardDataModule"]
+        return state["train"]["epoch"], state["train"]["batches"], state["classes"]
+
+    assert saved() == (1, 3, ["ant", "bee", "cat"])
     write("zebra", "bee", "cat")
-    if then == "look":
-        next(iter(data.train_dataloader()))
+    if then == "looks":
+        for _ in range(3):
+            next(iter(data.train_dataloader()))
+    elif then == "sheet":
+        data.teardown()
+        contact_sheet(data, tmp_path / "sheet.png")
+    elif then == "loop":
+        for _ in range(2):
+            list(data.train_dataloader())
+        own = data.state_dict()  # of the loop, by hand
+        assert (own["train"]["epoch"], own["train"]["batches"]) == (1, 3)
+        data.teardown()
+        assert data.state_dict() == own and own["classes"] == ["bee", "cat", "zebra"]
     else:
         text = "label 0 was 'ant' in the training before and is 'bee' now: .* network of the new labels alone"
         with pytest.warns(UserWarning, match=text):
-            run.test(Net(), data)
-    assert data.state_dict()["classes"] == ["ant", "bee", "cat"]
-    if then == "look":  # and a loop of one's own, which trains
-        list(data.train_dataloader())
-    else:
-        run = trainer(tmp_path, max_epochs=1)
-        run.fit(Net(), data)
-    assert data.state_dict()["classes"] == ["bee", "cat", "zebra"]
+            getattr(run, then)(Net(), data)
+    assert saved() == (1, 3, ["ant", "bee", "cat"])
+    run = trainer(tmp_path, max_epochs=1)
+    run.fit(Net(), data)
+    assert saved() == (0, 3, ["bee", "cat", "zebra"])
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_measure_after_a_resumed_fit_is_compared_with_what_it_has_learnt(tmp_path, resumed):
+    for name in "ab":
+        write_tar(tmp_path / f"{name}.tar", [each for i in range(6) for each in sample(i)])
+
+    def write(*names):
+        rows = [f"k{number:04d},{names[number % 3]}\n" for number in range(6)]
+        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+
+    given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
+
+    def made():
+        return ShardDataModule(
+            *(Split(f"{tmp_path}/{name}.tar", CenterCrop(16), **given) for name in "ab"),
+            batch_size=2,
+            workers=0,
+        )
+
+    def fit(data, path=None, epochs=1):
+        run = trainer(tmp_path, max_epochs=epochs)
+        run.fit(Net(), data, ckpt_path=path, weights_only=False)
+        run.save_checkpoint(tmp_path / f"{epochs}.ckpt")
+        return run
+
+    write("zebra", "bee", "cat")
+    fit(made(), epochs=3)
+    write("ant", "bee", "cat")
+    fit(made())
+    data = made()
+    run = fit(data, tmp_path / "1.ckpt" if resumed else None, 2)
+    write("zebra", "bee", "cat")
+    with pytest.warns(UserWarning, match="label 0 was 'ant' in the training before and is 'bee' now"):
+        run.validate(Net(), data)
+    with warnings.catch_warnings():  # a checkpoint of the new labels, and one of the old
+        warnings.filterwarnings("error", message=".*in the training before")
+        run.validate(Net(), data, ckpt_path=tmp_path / "3.ckpt", weights_only=False)
+        with pytest.raises(ShardError, match="label 0 was 'ant' when the checkpoint was made"):
+            run.validate(Net(), data, ckpt_path=tmp_path / "2.ckpt", weights_only=False)
+
+
+def test_a_state_that_is_loaded_after_a_fit_is_the_place(tmp_path):
+    write_tar(tmp_path / "a.tar", [each for i in range(6) for each in sample(i)])
+    data = ShardDataModule(Split(f"{tmp_path}/a.tar", CenterCrop(16)), batch_size=2, workers=0)
+    next(iter(data.train_dataloader()))
+    state = data.state_dict()
+    trainer(tmp_path, max_epochs=2).fit(Net(), data)
+    data.load_state_dict(state)
+    assert data.state_dict()["train"] == state["train"]
+    data.train_dataloader()
+    assert data.state_dict()["train"] == state["train"]
 
 
 @pytest.mark.parametrize("form", ["file", "list"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +48,7 @@ from .loader.ranks import Mesh, data_rank, rank_of_strategy, warn_if_alone
 from .loader.split import Split
 from .machine import warn_about_spinning_threads
 from .ops import library
-from .sampling.epochs import EpochCounter
+from .sampling.epochs import EpochCounter, is_hook_of_trainer
 from .sampling.sampler import shown
 from .shards.source import Source
 from .transforms.pixels import PixelFormat
@@ -328,7 +329,6 @@ class ShardDataModule(lightning.LightningDataModule):
             self._refresh()
         self._check_overlap()
         self._compare_classes()
-        self._warn_of_learnt()
         self._check_network()
         kinds = {"fit": {"train", "val"}, "validate": {"val"}}.get(stage or "", {stage})
         for name, split in self._given().items():
@@ -411,7 +411,9 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def predict_dataloader(self) -> Loader:
         """Return the loader of the predict split; its batches carry keys."""
-        return self._loader("predict")
+        loader = self._loader("predict")
+        self._warn_of_learnt()
+        return loader
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Augment the images on their device, then call the hook of this name of the LightningModule."""
@@ -449,11 +451,11 @@ class ShardDataModule(lightning.LightningDataModule):
         For Lightning's checkpoints. ``tarpeg.preprocessing`` reads the last of these.
         """
         name = self._first_of("val")
-        # The network has learnt those of its training, also if a table has been changed since; nor is a look
-        # at a batch a place of that training.
-        is_alone = self._has_trained_alone
-        own = self._common if self._learnt is None or is_alone else self._learnt
-        train = self._train if self._fitted is None or is_alone else self._fitted
+        # A Trainer saves the place of its training and the classes that were learnt there, whatever has been
+        # looked at, or changed, since.
+        is_saved = self._fitted is not None and is_hook_of_trainer(sys._getframe(1), "state_dict")
+        train = self._fitted if is_saved else self._train
+        own = self._learnt if self._learnt is not None and train is self._fitted else self._common
         state = (own if own.numbers or own.seen else self._stored).state()
         pending = self._place if self.trainer is None or self._has_ended else self._resume
         if pending is not None:  # loaded, and no loader was made since
@@ -472,7 +474,7 @@ class ShardDataModule(lightning.LightningDataModule):
         # Lightning saves and restores the loader's own state too, but loses it if
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
         self._stored, state = stored_classes(state_dict), state_dict.get("train")
-        self._learnt = None
+        self._fitted = self._learnt = None
         self._common.check_since(self._stored)
         self._check_preprocessing(state_dict.get("preprocessing"))
         self._forget_ended()
@@ -635,12 +637,6 @@ class ShardDataModule(lightning.LightningDataModule):
         return status in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
 
     @property
-    def _has_trained_alone(self) -> bool:
-        """Whether a loop without a Trainer has taken more than one batch of train, for a look at it."""
-        place = {} if self._previous is None else self._previous.state_dict()
-        return place.get("epoch", 0) != 0 or place.get("batches", 0) not in (0, 1)
-
-    @property
     def _measures(self) -> bool:
         """Whether a Trainer reads other splits than train: a loop over that, without a Trainer, goes on."""
         fn = getattr(getattr(self.trainer, "state", None), "fn", None)
@@ -712,10 +708,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _warn_of_learnt(self) -> None:
         """Warn if a run that measures or predicts has other labels of classes than the training before it."""
-        of_checkpoint = self.trainer is not None and self.trainer.ckpt_path  # which is compared
-        if self._learnt is None or not self._measures or of_checkpoint:
-            return
-        if not data_rank(**self._ranks()).is_first:
+        if self._learnt is None or not self._measures or not data_rank(**self._ranks()).is_first:
             return
         try:
             self._common.check_since(self._learnt, then_is="in the training before", remedy=_SAME_CLASSES)
@@ -785,7 +778,9 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _loaders_of(self, kind: str) -> Loader | list[Loader]:
         names = [name for name in self.splits if kind_of(name) == kind]
-        return self._loader(kind) if names == [kind] else [self._loader(name) for name in names]
+        loaders = [self._loader(name) for name in names]
+        self._warn_of_learnt()
+        return loaders[0] if names == [kind] else loaders
 
     def _loader(self, name: str) -> Loader:
         self._forget_ended()

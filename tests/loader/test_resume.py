@@ -254,15 +254,20 @@ def test_a_trainer_that_has_forgotten_where_the_checkpoint_was_is_a_warning(phot
         )
 
 
-@pytest.mark.parametrize("after", ["look", "setup", "look at val"])
+@pytest.mark.parametrize("after", ["look", "looks", "three batches", "setup", "look at val"])
 @pytest.mark.parametrize("at", [3, 8])
 def test_a_checkpoint_after_a_look_has_the_place_of_the_training(photos, tmp_path, undisturbed, at, after):
     data = module(photos)
     run, net = trainer(tmp_path, max_epochs=3), Failing("end", at)
     with pytest.raises(ArithmeticError):
         run.fit(net, datamodule=data)
-    if after == "look":
-        next(iter(data.train_dataloader()))
+    if after.startswith("look") and after != "look at val":
+        for _ in range(1 + (after == "looks")):
+            next(iter(data.train_dataloader()))
+    elif after == "three batches":
+        batches = iter(data.train_dataloader())
+        for _ in range(3):
+            next(batches)
     else:
         data.setup(None if after == "look at val" else "fit")
         if after == "look at val":

@@ -180,6 +180,13 @@ def _is_trainer(frame: FrameType) -> bool:
     return names[0].startswith("lightning") and names[-1].startswith(_LIGHTNING)
 
 
+def is_hook_of_trainer(frame: FrameType | None, name: str) -> bool:
+    """Whether Lightning's Trainer has called this hook, of that name, or the one of a subclass."""
+    while frame is not None and frame.f_code.co_name == name:
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "") in _HOOKS
+
+
 def _overfits(frame: FrameType) -> bool:
     """Whether the Trainer that trains here takes the same few batches in each epoch."""
     found = fit_loop_above(frame)
