@@ -1013,8 +1013,21 @@ def test_a_subset_that_changes_without_a_trainer_leaves_the_table_as_it_was_read
     assert data.state_dict()["classes"] == ["ant", "bat", "bee", "cat"]
 
 
-@pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_end", "on_validation_start"])
-def test_a_setup_by_hand_within_a_run_changes_nothing(tmp_path, hook):
+HOOKS = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end")
+ACTS = {
+    "setup": lambda data, _: data.setup("fit"),
+    "length": lambda data, _: len(data.train_dataloader()),
+    "look": lambda data, _: next(iter(data.train_dataloader())),
+    "all": lambda data, _: list(data.augmented(data.train_dataloader())),
+    "val": lambda data, _: next(iter(data.val_dataloader())),
+    "sheet": lambda data, folder: contact_sheet(data, folder / "sheet.png"),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("hook", [*HOOKS, "on_train_batch_end"])
+def test_what_a_hook_reads_within_a_run_changes_nothing(tmp_path, hook, act):
+    """Images are augmented by the numbers of the loader at work, and boxes follow by these."""
     members = [each for i in range(6) for each in sample(i)]
     write_tar(tmp_path / "a.tar", members)
     write_tar(tmp_path / "b.tar", members)
@@ -1027,11 +1040,13 @@ def test_a_setup_by_hand_within_a_run_changes_nothing(tmp_path, hook):
         trainer(tmp_path, max_epochs=3, callbacks=[*callbacks]).fit(net, data)
         return torch.cat([batch.image for batch in net.seen["train"]])
 
-    class Sets(Callback):
+    class Reads(Callback):
         pass
 
-    setattr(Sets, hook, lambda self, run, net: run.datamodule.setup("fit"))
-    assert torch.equal(seen(Sets()), seen())
+    setattr(Reads, hook, lambda self, run, *_: ACTS[act](run.datamodule, tmp_path))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="augment= is not applied to these")  # true of a look
+        assert torch.equal(seen(Reads()), seen())
 
 
 @pytest.mark.parametrize("name", ["a.wds", "a.TAR", "part-0000"])

@@ -48,7 +48,7 @@ from .loader.ranks import Mesh, data_rank, rank_of_strategy, warn_if_alone
 from .loader.split import Split
 from .machine import warn_about_spinning_threads
 from .ops import library
-from .sampling.epochs import EpochCounter, is_hook_of_trainer
+from .sampling.epochs import EpochCounter, hook_at_work
 from .sampling.sampler import shown
 from .shards.source import Source
 from .transforms.pixels import PixelFormat
@@ -347,6 +347,8 @@ class ShardDataModule(lightning.LightningDataModule):
                 "another Trainer trains with this ShardDataModule at the moment: make one for each of them"
             )
         loader, before = self._loader("train"), self._train
+        if before is not None and self._is_within_hook("train"):  # the run goes on with its own
+            return loader
         self._train = loader
         is_later = self.trainer is not None and self.trainer.current_epoch > 0
         if is_later and isinstance(loader, MixtureLoader) and isinstance(before, MixtureLoader):
@@ -453,7 +455,7 @@ class ShardDataModule(lightning.LightningDataModule):
         name = self._first_of("val")
         # A Trainer saves the place of its training and the classes that were learnt there, whatever has been
         # looked at, or changed, since.
-        is_saved = self._fitted is not None and is_hook_of_trainer(sys._getframe(1), "state_dict")
+        is_saved = self._fitted is not None and hook_at_work(sys._getframe(1)) == "state_dict"
         train = self._fitted if is_saved else self._train
         own = self._learnt if self._learnt is not None and train is self._fitted else self._common
         state = (own if own.numbers or own.seen else self._stored).state()
@@ -498,6 +500,7 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         state = {**self.__dict__, "trainer": None, "_trainers": [], "_loaders": []}
         state |= {"_train": None, "_fitted": None, "_previous": None}
+        state["_learnt"] = self._learnt if self._train is self._fitted else None
         if self._place is None and self._previous is not None:
             state["_place"] = self._previous.state_dict()
         return state
@@ -792,7 +795,9 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()  # Lightning calls it, a plain loop does not
         before = self._common
-        self._refresh_if_needed()
+        is_look = self._is_within_hook(kind_of(name))
+        if not is_look:
+            self._refresh_if_needed()
         self._check_overlap()
         self._compare_classes()  # a plain loop does not call setup()
         if before.is_whole and before != self._common:
@@ -829,7 +834,7 @@ class ShardDataModule(lightning.LightningDataModule):
             check_transform_result(part, fetcher, self.augment)
             if is_train:
                 check_mixed_labels(part, fetcher, self.augment)
-        self._keep(loader)
+        self._keep(loader, is_only=self.trainer is not None and not is_look)
         is_plain = self.augment is not None and loader.pixels.dtype == torch.uint8
         if is_train and loader.ranks.is_first and is_plain and self._runs_hook:
             loader.unclaimed_notice = _NOT_AUGMENTED
@@ -872,14 +877,20 @@ class ShardDataModule(lightning.LightningDataModule):
                 sources = {name: sources[name] for name in self._mixture.sources}
                 self._mixture = replace(self._mixture, sources=sources)
 
-    def _keep(self, loader: Loader) -> None:
+    def _is_within_hook(self, kind: str) -> bool:
+        """Whether a hook of the user makes a loader within a run, for a look, beside that of the run."""
+        is_running = self.trainer is not None and not self._has_ended
+        return is_running and hook_at_work(sys._getframe(2)) not in ("", f"{kind}_dataloader")
+
+    def _keep(self, loader: Loader, is_only: bool) -> None:
         """Keep a loader to close it; it replaces those of its split that are not used any more.
 
-        With a Trainer these are all of it, for reload_dataloaders_every_n_epochs; otherwise those that ended.
+        These are all of it, if it is the only one of a Trainer, for reload_dataloaders_every_n_epochs;
+        otherwise those that ended.
         """
         ended = set[Loader]()
         for other in self._in_use():
-            if other.name == loader.name and (self.trainer is not None or other.has_ended):
+            if other.name == loader.name and (is_only or other.has_ended):
                 other.close()
                 ended.add(other)
         self._loaders = [each for each in self._loaders if each[0]() not in (None, *ended)]

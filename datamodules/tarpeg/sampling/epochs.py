@@ -180,11 +180,11 @@ def _is_trainer(frame: FrameType) -> bool:
     return names[0].startswith("lightning") and names[-1].startswith(_LIGHTNING)
 
 
-def is_hook_of_trainer(frame: FrameType | None, name: str) -> bool:
-    """Whether Lightning's Trainer has called this hook, of that name, or the one of a subclass."""
-    while frame is not None and frame.f_code.co_name == name:
+def hook_at_work(frame: FrameType | None) -> str:
+    """Return the name of the innermost hook, of a module or callback, that Lightning has called; or ""."""
+    while frame is not None and frame.f_globals.get("__name__", "") not in _HOOKS:
         frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__", "") in _HOOKS
+    return "" if frame is None else str(frame.f_locals.get("hook_name", ""))
 
 
 def _overfits(frame: FrameType) -> bool:
