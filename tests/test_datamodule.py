@@ -848,6 +848,46 @@ def test_a_checkpoint_after_a_fit_has_place_and_names_of_its_training(tmp_path, 
     assert saved() == (0, 3, ["bee", "cat", "zebra"])
 
 
+@pytest.mark.parametrize("before", ["by hand", "callback fails"])
+def test_a_fit_reads_its_table_whatever_was_before(tmp_path, before):
+    write_tar(tmp_path / "a.tar", [each for i in range(6) for each in sample(i)])
+
+    def write(*names):
+        rows = [f"k{number:04d},{names[number % 3]}\n" for number in range(6)]
+        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+
+    class Fails(Callback):
+        def on_train_batch_end(self, run, *_):
+            if run.global_step == 1:
+                raise ArithmeticError
+
+        def on_exception(self, *_):
+            raise OSError("disk full")
+
+    write("ant", "bee", "cat")
+    given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
+    data = ShardDataModule(
+        Split(f"{tmp_path}/a.tar", CenterCrop(16), **given), batch_size=2, workers=0, keys=True
+    )
+    if before == "by hand":
+        run = trainer(tmp_path, max_epochs=1)
+        data.trainer = run
+        data.setup("fit")
+        assert len(data.train_dataloader()) == 3
+    else:
+        run = trainer(tmp_path, max_epochs=1, callbacks=[Fails()])
+        with pytest.raises(OSError, match="disk full"):
+            run.fit(Net(), data)
+    write("zebra", "bee", "cat")
+    net = Net()
+    run.fit(net, data)
+    found = {
+        pair for batch in net.seen["train"] for pair in zip(batch.key, batch.label.tolist(), strict=True)
+    }
+    assert found == {(f"k{number:04d}", (number + 2) % 3) for number in range(6)}
+    assert data.state_dict()["classes"] == ["bee", "cat", "zebra"]
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_measure_after_a_resumed_fit_is_compared_with_what_it_has_learnt(tmp_path, resumed):
     for name in "ab":
@@ -886,6 +926,10 @@ def test_a_measure_after_a_resumed_fit_is_compared_with_what_it_has_learnt(tmp_p
         run.validate(Net(), data, ckpt_path=tmp_path / "3.ckpt", weights_only=False)
         with pytest.raises(ShardError, match="label 0 was 'ant' when the checkpoint was made"):
             run.validate(Net(), data, ckpt_path=tmp_path / "2.ckpt", weights_only=False)
+    run.validate(Net(), data, ckpt_path=tmp_path / "3.ckpt", weights_only=False)
+    run.save_checkpoint(tmp_path / "after.ckpt")
+    saved = torch.load(tmp_path / "after.ckpt", weights_only=True)["ShardDataModule"]
+    assert saved["classes"] == ["bee", "cat", "zebra"]
 
 
 def test_a_state_that_is_loaded_after_a_fit_is_the_place(tmp_path):
@@ -980,8 +1024,8 @@ def resumed(data, state):
     return data.train_dataloader()
 
 
-def test_a_subset_that_changes_without_a_trainer_leaves_the_table_as_it_was_read(tmp_path):
-    """Also in val: names in a table are numbered in sorted order, and a new one moves those behind it."""
+def test_a_subset_and_its_table_that_change_without_a_trainer_are_read_again_by_teardown(tmp_path):
+    """Names in a table are numbered in sorted order: a new one moves those behind it, also in val."""
     for name in "ab":
         write_tar(tmp_path / f"{name}.tar", [each for i in range(12) for each in sample(i)])
     chosen = []
@@ -1002,12 +1046,17 @@ def test_a_subset_that_changes_without_a_trainer_leaves_the_table_as_it_was_read
     def labels(loader):
         return {pair for batch in loader for pair in zip(batch.key, batch.label.tolist(), strict=True)}
 
-    for numbers, names in ((range(6), ("ant", "bee", "cat")), (range(12), ("ant", "bat", "bee", "cat"))):
+    write("ant", "bee", "cat")
+    for numbers in (range(6), range(9)):
         chosen[:] = numbers
-        write(*names)
         train, val = labels(data.train_dataloader()), labels(data.val_dataloader())
-        assert train <= val and len(val) == 12 and {label for _, label in val} == {0, 1, 2}
+        assert len(train) == len(numbers) and train <= val and len(val) == 12
         assert data.state_dict()["classes"] == ["ant", "bee", "cat"]
+    write("ant", "bat", "bee", "cat")
+    assert labels(data.train_dataloader()) == train
+    chosen[:] = range(12)
+    with pytest.raises(ShardError, match=r"labels='.*' has changed since it was read, .* data\.teardown\(\)"):
+        data.train_dataloader()
     data.teardown()
     assert labels(data.train_dataloader()) == labels(data.val_dataloader())
     assert data.state_dict()["classes"] == ["ant", "bat", "bee", "cat"]
@@ -1021,6 +1070,7 @@ ACTS = {
     "all": lambda data, _: list(data.augmented(data.train_dataloader())),
     "val": lambda data, _: next(iter(data.val_dataloader())),
     "sheet": lambda data, folder: contact_sheet(data, folder / "sheet.png"),
+    "inner run": lambda data, folder: trainer(folder).validate(Net(), datamodule=data),
 }
 
 
@@ -1032,10 +1082,17 @@ def test_what_a_hook_reads_within_a_run_changes_nothing(tmp_path, hook, act):
     write_tar(tmp_path / "a.tar", members)
     write_tar(tmp_path / "b.tar", members)
 
+    class OwnSetup(ShardDataModule):
+        """Lightning's own setup() does nothing, so that users do not call it."""
+
+        def setup(self, stage=None):
+            self.splits["val"] = Split(f"{tmp_path}/b.tar", CenterCrop(16))
+
     def seen(*callbacks):
         splits = [Split(f"{tmp_path}/{name}.tar", CenterCrop(16)) for name in "ab"]
         augment = Augment(flip=0.5, affine=Affine(degrees=20.0))
-        data = ShardDataModule(*splits, batch_size=3, workers=0, augment=augment)
+        kind = OwnSetup if act == "inner run" else ShardDataModule
+        data = kind(*splits, batch_size=3, workers=0, augment=augment)
         net = Net()
         trainer(tmp_path, max_epochs=3, callbacks=[*callbacks]).fit(net, data)
         return torch.cat([batch.image for batch in net.seen["train"]])

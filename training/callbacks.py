@@ -76,7 +76,7 @@ class DataSummary(lightning.Callback):
         for writer in trainer.checkpoint_callbacks:
             # Lightning removes a file behind a URL when it saves the next, also that of another run.
             best, folder = getattr(writer, "best_model_path", ""), str(getattr(writer, "dirpath", ""))
-            if "://" in best and best.rpartition("/")[0] != folder.rstrip("/"):
+            if "://" in best and not best.startswith(folder.rstrip("/") + "/"):
                 writer.best_model_path = ""  # type: ignore[attr-defined]
         loader: Any = trainer.train_dataloader
         if trainer.is_global_zero and isinstance(loader, tarpeg.Loader) and (text := loader.shapes_text()):

@@ -124,7 +124,8 @@ def metrics_of_sets(metric: torchmetrics.Metric, present: nn.ModuleList, trainer
     Lightning keeps the names of metrics.
     """
     sets = validation_sets(trainer)
-    return present if len(present) == len(sets) else nn.ModuleList(metric.clone() for _ in sets)
+    is_same = len(present) == len(sets) and all(type(each) is type(metric) for each in present)
+    return present if is_same else nn.ModuleList(metric.clone() for _ in sets)
 
 
 def validation_sets(trainer: lightning.Trainer) -> list[str]:

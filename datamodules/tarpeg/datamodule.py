@@ -315,16 +315,7 @@ class ShardDataModule(lightning.LightningDataModule):
         warnings.filterwarnings("ignore", "You have overridden `on_after_batch_transfer` in both")  # both run
         # Of keys and members, which it counts too. It takes the first size that it finds: that of the images.
         warnings.filterwarnings("ignore", "Trying to infer the `batch_size` from an ambiguous collection")
-        is_begun = self._has_ended or any(each() is self.trainer for each in self._trainers)
-        if (
-            self.trainer is not None and not is_begun
-        ):  # by Lightning; users call it within a run, and after it
-            self._trainers.append(weakref.ref(self.trainer))
-            if self._outer() is None:  # a look before, and a run that failed, may have opened others
-                self._is_stale = True
-                self._reloaded = None
-                if self.trainer.state.fn == TrainerFn.FITTING:  # it begins anew, or where ckpt_path= was
-                    self._train = self._fitted = self._learnt = None
+        self._begin_run(hook_at_work(sys._getframe(1)) == "setup")
         if self._is_stale:
             self._refresh()
         self._check_overlap()
@@ -476,7 +467,10 @@ class ShardDataModule(lightning.LightningDataModule):
         # Lightning saves and restores the loader's own state too, but loses it if
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
         self._stored, state = stored_classes(state_dict), state_dict.get("train")
-        self._fitted = self._learnt = None
+        if not self._measures:
+            self._fitted = self._learnt = None
+        elif self._stored.numbers or self._stored.seen:
+            self._learnt = self._stored
         self._common.check_since(self._stored)
         self._check_preprocessing(state_dict.get("preprocessing"))
         self._forget_ended()
@@ -553,8 +547,10 @@ class ShardDataModule(lightning.LightningDataModule):
         if self._train is not None and self._outer() is None:
             # A checkpoint that is written later is of this place, too.
             self._train.unused = partial(int, self._train.unused())
+        is_inner = self._outer() is not None
         self._close()
         self._leave()
+        self._is_stale |= not is_inner
         if not self._drop_last and self._mixture is None and self._config.batch_size > 1:
             explain_single_sample(exception)
         for name, (split, source) in self._samples.items():
@@ -628,6 +624,22 @@ class ShardDataModule(lightning.LightningDataModule):
         outer, ended = self._outer(), self.trainer
         self._trainers = [each for each in self._trainers if each() not in (None, ended)]
         self.trainer = outer or ended
+
+    def _begin_run(self, is_certain: bool = False) -> None:
+        """Note a run that begins: with ``setup``, or with the first loader if a subclass has its own.
+
+        ``is_certain``: Lightning calls ``setup``, which users call too, before runs, within and after them.
+        """
+        trainer = self.trainer
+        is_new = all(each() is not trainer for each in self._trainers)
+        if trainer is None or not (is_certain or (is_new and trainer.state.status == TrainerStatus.RUNNING)):
+            return
+        self._trainers.append(weakref.ref(trainer))
+        if self._outer() is None:  # a look before, and a run that failed, may have opened others
+            self._is_stale = True
+            self._reloaded = None
+            if trainer.state.fn == TrainerFn.FITTING:  # it begins anew, or where ckpt_path= was
+                self._train = self._fitted = self._learnt = None
 
     def _forget_ended(self) -> None:
         """Forget a Trainer whose run has ended, which Lightning does not: loops go on without one."""
@@ -787,6 +799,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _loader(self, name: str) -> Loader:
         self._forget_ended()
+        self._begin_run()
         self._adopt_train()
         is_train, mixture = kind_of(name) == "train", self._mixture if name == "train" else None
         split = self.splits.get(name) if mixture is None else next(iter(mixture.sources.values()))

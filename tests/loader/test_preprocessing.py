@@ -243,3 +243,5 @@ def test_a_checkpoint_behind_a_url_is_refused_with_what_to_do():
         ResumeError, match=r"^checkpoint='s3://b/x\.ckpt' is not local: copy it, or give the dict"
     ):
         tarpeg.preprocessing("s3://b/x.ckpt")
+    with pytest.raises(ResumeError, match="is not a checkpoint"):
+        tarpeg.preprocessing(io.BytesIO())

@@ -165,7 +165,7 @@ def preprocessing(checkpoint: str | os.PathLike[str] | Mapping[str, Any]) -> Pre
 
 def _read(path: Any) -> Mapping[str, Any]:
     """Read a checkpoint of which nothing is executed. Raise ResumeError if it is none."""
-    if is_url(os.fspath(path)):
+    if isinstance(path, (str, os.PathLike)) and is_url(str(os.fspath(path))):
         raise ResumeError(
             f"checkpoint={public_url(os.fspath(path))!r} is not local: copy it, or give the dict that "
             "torch.load(file, weights_only=True) returns for it"

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,7 +33,7 @@ from ..shards.pillow import FILE_EXTENSIONS
 from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
 from ..shards.table_labels import form_of_table, streamed_table_labels, table_labels
-from ..shards.tables import Table, is_frame, local_path, read_table
+from ..shards.tables import is_frame, local_path, read_table
 from ..targets.classes import (
     Classes,
     agree,
@@ -63,9 +63,18 @@ _OF_DATA = [*(field.name for field in fields(LoaderConfig)), "num_workers", "aug
 
 _OF_CLASSES = ("classes.json", "manifest.json")  # files beside shards
 _MOST_SHARDS = 64  # whose objects are compared with the names of classes
-# Of each source, the split that it was opened for, a hash of its subset, what reads its labels, and the table
-# of these if the subset may change.
-_READERS: WeakKeyDictionary[Source, tuple[Any, bytes, Labels | None, Table | None]] = WeakKeyDictionary()
+
+
+class _Reader(NamedTuple):
+    """What reads the labels of a source, for a split, a hash of its subset, and the stamp of its table."""
+
+    split: Any
+    chosen: bytes
+    labels: Labels | None
+    stamp: tuple[int, int] | None
+
+
+_READERS: WeakKeyDictionary[Source, _Reader] = WeakKeyDictionary()
 
 
 @explains_arguments(
@@ -249,20 +258,23 @@ class Split:
             ids = subset_ids(self.subset, len(source))  # a file or an array may be another now
             chosen = b"" if ids is None else hashlib.blake2b(ids.tobytes()).digest()
         known = None if source is None else _READERS.get(source)
-        if known is not None and known[0] is not self:
+        if known is not None and known.split is not self:
             known = None
-        if known is not None and known[1] == chosen:
-            return known[2]
+        if known is not None and known.chosen == chosen:
+            return known.labels
         if source is not None and ids is None:
             ids = subset_ids(self.subset, len(source))
         found: Labels | None
-        table: Table | None = None
+        stamp: tuple[int, int] | None = None
         if self.labels is not None:
-            # For another subset it is the table that was read before, as the other splits have it.
-            table = None if known is None else known[3]
-            if table is None:
-                table = read_table(self.labels, self.key, label.places)
-                vars(self)["_form_of_table"] = form_of_table(table, label)  # as it is now
+            stamp = None if is_frame(self.labels) else _stamp(local_path(self.labels))
+            if known is not None and known.stamp != stamp:  # other splits have labels of the earlier one
+                raise ShardError(
+                    f"labels={os.fspath(self.labels)!r} has changed since it was read, and subset= too: "
+                    "call data.teardown(), which reads both again, or make a new Split"
+                )
+            table = read_table(self.labels, self.key, label.places)
+            vars(self)["_form_of_table"] = form_of_table(table, label)  # as it is now
             if source is None:
                 return streamed_table_labels(table, label)
             found = table_labels(table, label, source, ids)
@@ -271,7 +283,7 @@ class Split:
         else:
             first = 0 if ids is None else int(ids[0])
             found = labels_in_members(source, first, label, is_given=label is target)
-        _READERS[source] = self, chosen, found, table if chosen else None
+        _READERS[source] = _Reader(self, chosen, found, stamp)
         return found
 
     @property
