@@ -338,7 +338,8 @@ class ShardDataModule(lightning.LightningDataModule):
                 "another Trainer trains with this ShardDataModule at the moment: make one for each of them"
             )
         loader, before = self._loader("train"), self._train
-        if before is not None and self._is_within_hook("train"):  # the run goes on with its own
+        is_look = self._is_within_hook("train")
+        if before is not None and is_look:  # the run goes on with its own
             return loader
         self._train = loader
         is_later = self.trainer is not None and self.trainer.current_epoch > 0
@@ -355,7 +356,8 @@ class ShardDataModule(lightning.LightningDataModule):
         self._place = None
         if self._resume is not None:
             loader.load_state_dict(self._resume)
-            self._resume = None
+            if not is_look:  # after which the run makes its own
+                self._resume = None
         if self.trainer is not None:
             if self.trainer.state.fn == TrainerFn.FITTING:
                 self._fitted, self._learnt = loader, self._common

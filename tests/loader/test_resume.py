@@ -279,6 +279,28 @@ def test_a_checkpoint_after_a_look_has_the_place_of_the_training(photos, tmp_pat
     assert steps(resumed) == undisturbed[1][at:]
 
 
+class Counting(Net):
+    """Counts the batches of the data module before Lightning has made a loader, as schedules do."""
+
+    def configure_optimizers(self):
+        self.count = len(self.trainer.datamodule.train_dataloader())
+        if self.reads_steps:
+            self.steps = self.trainer.estimated_stepping_batches
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("reads_steps", [False, True])
+@pytest.mark.parametrize("at", [0, 3, 8])
+def test_a_network_that_counts_the_batches_goes_on_at_the_next(
+    photos, tmp_path, undisturbed, at, reads_steps
+):
+    net = Counting()
+    net.reads_steps = reads_steps
+    checkpoint = undisturbed[0] / f"step{at}.ckpt" if at else None
+    assert steps(fitted(tmp_path, module(photos), net, checkpoint, max_epochs=3)) == undisturbed[1][at:]
+    assert net.count == 6
+
+
 @pytest.mark.parametrize("before", ["look", "limited run", "failed run"])
 def test_a_fit_begins_at_its_first_batch_whatever_was_before(photos, tmp_path, undisturbed, before):
     """Also if a callback saves and loads a checkpoint before the loader of train is made."""
