@@ -50,6 +50,12 @@ from torchvision.transforms import v2
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
 
+def write_table(path, *names, samples=6):
+    """Write a table of labels of ``sample``s, which have these names in turn."""
+    rows = [f"k{number:04d},{names[number % len(names)]}\n" for number in range(samples)]
+    path.write_text("key,label\n" + "".join(rows))
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fit_sees_every_sample_once_per_epoch(photos, tmp_path, workers, children):
@@ -718,9 +724,7 @@ def test_classes_that_a_reload_numbers_anew_are_an_error(tmp_path, has_val, then
     write_tar(tmp_path / "a.tar", [each for i in range(6) for each in sample(i)])
     write_tar(tmp_path / "b.tar", [each for i in range(6) for each in sample(i)])
 
-    def write(*names):
-        rows = [f"k{number:04d},{names[number % 3]}\n" for number in range(6)]
-        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+    write = partial(write_table, tmp_path / "labels.csv")
 
     class Writes(Callback):
         def on_train_epoch_end(self, trainer, net):
@@ -774,9 +778,7 @@ def test_a_split_that_is_replaced_within_a_run_leaves_the_others_as_they_were_re
     for name in "abc":
         write_tar(tmp_path / f"{name}.tar", [each for i in range(6) for each in sample(i)])
 
-    def write(*names):
-        rows = [f"k{number:04d},{names[number % 3]}\n" for number in range(6)]
-        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+    write = partial(write_table, tmp_path / "labels.csv")
 
     write("ant", "bee", "cat")
     given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
@@ -806,9 +808,7 @@ def test_a_checkpoint_after_a_fit_has_place_and_names_of_its_training(tmp_path, 
     for name in "abc":
         write_tar(tmp_path / f"{name}.tar", [each for i in range(6) for each in sample(i)])
 
-    def write(*names):
-        rows = [f"k{number:04d},{names[number % 3]}\n" for number in range(6)]
-        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+    write = partial(write_table, tmp_path / "labels.csv")
 
     write("ant", "bee", "cat")
     given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
@@ -852,9 +852,7 @@ def test_a_checkpoint_after_a_fit_has_place_and_names_of_its_training(tmp_path, 
 def test_a_fit_reads_its_table_whatever_was_before(tmp_path, before):
     write_tar(tmp_path / "a.tar", [each for i in range(6) for each in sample(i)])
 
-    def write(*names):
-        rows = [f"k{number:04d},{names[number % 3]}\n" for number in range(6)]
-        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+    write = partial(write_table, tmp_path / "labels.csv")
 
     class Fails(Callback):
         def on_train_batch_end(self, run, *_):
@@ -893,9 +891,7 @@ def test_a_measure_after_a_resumed_fit_is_compared_with_what_it_has_learnt(tmp_p
     for name in "ab":
         write_tar(tmp_path / f"{name}.tar", [each for i in range(6) for each in sample(i)])
 
-    def write(*names):
-        rows = [f"k{number:04d},{names[number % 3]}\n" for number in range(6)]
-        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+    write = partial(write_table, tmp_path / "labels.csv")
 
     given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
 
@@ -1030,9 +1026,7 @@ def test_a_subset_and_its_table_that_change_without_a_trainer_are_read_again_by_
         write_tar(tmp_path / f"{name}.tar", [each for i in range(12) for each in sample(i)])
     chosen = []
 
-    def write(*names):
-        rows = [f"k{number:04d},{names[number % len(names)]}\n" for number in range(12)]
-        (tmp_path / "labels.csv").write_text("key,label\n" + "".join(rows))
+    write = partial(write_table, tmp_path / "labels.csv", samples=12)
 
     given = {"labels": tmp_path / "labels.csv", "key": "key", "target": "label"}
     data = ShardDataModule(
