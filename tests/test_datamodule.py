@@ -10,7 +10,7 @@ import pickle
 import re
 import warnings
 import weakref
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import islice
 
@@ -886,6 +886,78 @@ def test_a_fit_reads_its_table_whatever_was_before(tmp_path, before):
     assert data.state_dict()["classes"] == ["bee", "cat", "zebra"]
 
 
+@pytest.mark.parametrize("hook", ["on_save_checkpoint", "teardown", "on_exception", "on_train_epoch_end"])
+@pytest.mark.parametrize("form", ["split", "dict", "cached"])
+def test_a_look_in_any_hook_leaves_run_and_checkpoint(tmp_path, hook, form):
+    write_tar(tmp_path / "a.tar", [each for i in range(6) for each in sample(i)])
+
+    class Own(ShardDataModule):
+        def train_dataloader(self):
+            if form == "cached":
+                self.kept = getattr(self, "kept", None) or super().train_dataloader()
+                return self.kept
+            return {"own": super().train_dataloader()} if form == "dict" else super().train_dataloader()
+
+    class Reads(Callback):
+        pass
+
+    def read(self, run, *_, stage=None):
+        next(iter(ShardDataModule.train_dataloader(run.datamodule)))
+
+    setattr(Reads, hook, read)
+
+    class Saves(Callback):
+        def on_train_batch_end(self, run, *_):
+            run.save_checkpoint(tmp_path / f"{run.global_step}.ckpt")
+            if hook == "on_exception" and run.global_step == 5:
+                raise ArithmeticError
+
+    class Own2(Net):
+        def training_step(self, batch, index):
+            return super().training_step(batch["own"] if isinstance(batch, dict) else batch, index)
+
+    def seen(*callbacks):
+        augment = Augment(flip=0.5, affine=Affine(20))
+        data = Own(Split(f"{tmp_path}/a.tar", CenterCrop(16)), batch_size=2, workers=0, augment=augment)
+        net, run = Own2(), trainer(tmp_path, max_epochs=3, callbacks=[*callbacks, Saves()])
+        with pytest.raises(ArithmeticError) if hook == "on_exception" else nullcontext():
+            run.fit(net, data)
+        run.save_checkpoint(tmp_path / "end.ckpt")
+        places = []
+        for name in (*range(1, 6 if hook == "on_exception" else 10), "end"):
+            saved = torch.load(tmp_path / f"{name}.ckpt", weights_only=True)
+            state = saved[Own.__qualname__]["train"]
+            places.append((state["epoch"], state["batches"]))
+        return torch.cat([batch.image for batch in net.seen["train"]]), places
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="augment= is not applied to these")
+        (images, places), (expected, wanted) = seen(Reads()), seen()
+    assert torch.equal(images, expected) and places == wanted
+    assert len({*images.flatten(1).sum(1).tolist()}) > 6  # augmented otherwise in each epoch
+
+
+def test_a_split_that_a_hook_replaces_is_compared(tmp_path):
+    for name in "ab":
+        write_tar(tmp_path / f"{name}.tar", [each for i in range(6) for each in sample(i)])
+    write_table(tmp_path / "one.csv", "ant", "bee", "cat")
+    write_table(tmp_path / "two.csv", "bee", "cat", "dog")
+
+    def split(name, table):
+        return Split(
+            f"{tmp_path}/{name}.tar", CenterCrop(16), labels=tmp_path / table, key="key", target="label"
+        )
+
+    class Replaces(Callback):
+        def on_train_epoch_end(self, run, net):
+            run.datamodule.splits["val"] = split("b", "two.csv")
+            run.datamodule.val_dataloader()
+
+    data = ShardDataModule(split("a", "one.csv"), split("b", "one.csv"), batch_size=3, workers=0)
+    with pytest.raises(ShardError, match="label 0 is 'ant' in train and 'bee' in val"):
+        trainer(tmp_path, max_epochs=1, callbacks=[Replaces()]).fit(Net(), data)
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_measure_after_a_resumed_fit_is_compared_with_what_it_has_learnt(tmp_path, resumed):
     for name in "ab":
@@ -1056,6 +1128,23 @@ def test_a_subset_and_its_table_that_change_without_a_trainer_are_read_again_by_
     assert data.state_dict()["classes"] == ["ant", "bat", "bee", "cat"]
 
 
+class Delegating(Net):
+    """A network with the loaders of a data module that another Trainer has."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.data = [data]
+
+    def setup(self, stage):
+        self.data[0].setup(stage)
+
+    def train_dataloader(self):
+        return self.data[0].train_dataloader()
+
+    def val_dataloader(self):
+        return self.data[0].val_dataloader()
+
+
 HOOKS = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end")
 ACTS = {
     "setup": lambda data, _: data.setup("fit"),
@@ -1065,6 +1154,8 @@ ACTS = {
     "val": lambda data, _: next(iter(data.val_dataloader())),
     "sheet": lambda data, folder: contact_sheet(data, folder / "sheet.png"),
     "inner run": lambda data, folder: trainer(folder).validate(Net(), datamodule=data),
+    "inner model": lambda data, folder: trainer(folder).validate(Delegating(data)),
+    "inner fit": lambda data, folder: trainer(folder, max_epochs=1).fit(Delegating(data)),
 }
 
 

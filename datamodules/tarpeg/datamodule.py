@@ -315,7 +315,7 @@ class ShardDataModule(lightning.LightningDataModule):
         warnings.filterwarnings("ignore", "You have overridden `on_after_batch_transfer` in both")  # both run
         # Of keys and members, which it counts too. It takes the first size that it finds: that of the images.
         warnings.filterwarnings("ignore", "Trying to infer the `batch_size` from an ambiguous collection")
-        self._begin_run(hook_at_work(sys._getframe(1)) == "setup")
+        self._begin_run(hook_at_work(sys._getframe(1), self.trainer) == "setup")
         if self._is_stale:
             self._refresh()
         self._check_overlap()
@@ -452,7 +452,9 @@ class ShardDataModule(lightning.LightningDataModule):
         train = self._fitted if is_saved else self._train
         own = self._learnt if self._learnt is not None and train is self._fitted else self._common
         state = (own if own.numbers or own.seen else self._stored).state()
-        pending = self._place if self.trainer is None or self._has_ended else self._resume
+        pending = self._place
+        if self.trainer is not None and not self._has_ended:
+            pending = self._resume if self._train is None else None
         if pending is not None:  # loaded, and no loader was made since
             state["train"] = dict(pending)
         elif train is not None:
@@ -471,7 +473,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._stored, state = stored_classes(state_dict), state_dict.get("train")
         if not self._measures:
             self._fitted = self._learnt = None
-        elif self._stored.numbers or self._stored.seen:
+        elif self._outer() is None and (self._stored.numbers or self._stored.seen):
             self._learnt = self._stored
         self._common.check_since(self._stored)
         self._check_preprocessing(state_dict.get("preprocessing"))
@@ -531,11 +533,11 @@ class ShardDataModule(lightning.LightningDataModule):
                 self._common = self._common._replace(is_whole=False)
             self._signatures[name] = split, now
 
-    def _refresh_if_needed(self) -> None:
+    def _refresh_if_needed(self, is_look: bool) -> None:
         """Open again after the end of a run, for a reload of Lightning's, and if splits were replaced."""
         trainer, is_new = self.trainer, self._is_stale
         is_reload = getattr(trainer, "reload_dataloaders_every_n_epochs", 0) and self._outer() is None
-        if is_reload and trainer is not None and trainer.state.fn == TrainerFn.FITTING:
+        if is_reload and not is_look and trainer is not None and trainer.state.fn == TrainerFn.FITTING:
             is_new |= self._reloaded not in (None, trainer.current_epoch)
             self._reloaded = trainer.current_epoch
         if is_new:
@@ -546,9 +548,9 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
-        if self._train is not None and self._outer() is None:
-            # A checkpoint that is written later is of this place, too.
-            self._train.unused = partial(int, self._train.unused())
+        for loader in (self._train, self._fitted) if self._outer() is None else ():
+            if loader is not None:  # a checkpoint that is written later is of this place, too
+                loader.unused = partial(int, loader.unused())
         is_inner = self._outer() is not None
         self._close()
         self._leave()
@@ -801,7 +803,9 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _loader(self, name: str) -> Loader:
         self._forget_ended()
-        self._begin_run()
+        is_look = self._is_within_hook(kind_of(name))
+        if not is_look:
+            self._begin_run()
         self._adopt_train()
         is_train, mixture = kind_of(name) == "train", self._mixture if name == "train" else None
         split = self.splits.get(name) if mixture is None else next(iter(mixture.sources.values()))
@@ -810,9 +814,7 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()  # Lightning calls it, a plain loop does not
         before = self._common
-        is_look = self._is_within_hook(kind_of(name))
-        if not is_look:
-            self._refresh_if_needed()
+        self._refresh_if_needed(is_look)
         self._check_overlap()
         self._compare_classes()  # a plain loop does not call setup()
         if before.is_whole and before != self._common:
@@ -895,17 +897,18 @@ class ShardDataModule(lightning.LightningDataModule):
     def _is_within_hook(self, kind: str) -> bool:
         """Whether a hook of the user makes a loader within a run, for a look, beside that of the run."""
         is_running = self.trainer is not None and not self._has_ended
-        return is_running and hook_at_work(sys._getframe(2)) not in ("", f"{kind}_dataloader")
+        return is_running and hook_at_work(sys._getframe(2), self.trainer) not in ("", f"{kind}_dataloader")
 
     def _keep(self, loader: Loader, is_only: bool) -> None:
         """Keep a loader to close it; it replaces those of its split that are not used any more.
 
         These are all of it, if it is the only one of a Trainer, for reload_dataloaders_every_n_epochs;
-        otherwise those that ended.
+        without a Trainer those that ended.
         """
         ended = set[Loader]()
         for other in self._in_use():
-            if other.name == loader.name and (is_only or other.has_ended):
+            is_unused = self.trainer is None and other.has_ended
+            if other.name == loader.name and (is_only or is_unused):
                 other.close()
                 ended.add(other)
         self._loaders = [each for each in self._loaders if each[0]() not in (None, *ended)]

@@ -180,11 +180,19 @@ def _is_trainer(frame: FrameType) -> bool:
     return names[0].startswith("lightning") and names[-1].startswith(_LIGHTNING)
 
 
-def hook_at_work(frame: FrameType | None) -> str:
-    """Return the name of the innermost hook, of a module or callback, that Lightning has called; or ""."""
-    while frame is not None and frame.f_globals.get("__name__", "") not in _HOOKS:
+def hook_at_work(frame: FrameType | None, trainer: object = None) -> str:
+    """Return the name of the innermost hook, of a module or callback, that Lightning has called; or "".
+
+    ``trainer``: whose hook it is; None for any.
+    """
+    while frame is not None:
+        if frame.f_globals.get("__name__", "") in _HOOKS:
+            caller = frame.f_code.co_name  # of several callbacks: _call_callbacks_on_save_checkpoint
+            name = frame.f_locals.get("hook_name") or caller.partition("_call_callbacks_")[2]
+            if name and (trainer is None or frame.f_locals.get("trainer") is trainer):
+                return str(name)
         frame = frame.f_back
-    return "" if frame is None else str(frame.f_locals.get("hook_name", ""))
+    return ""
 
 
 def _overfits(frame: FrameType) -> bool:
