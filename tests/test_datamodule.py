@@ -1173,6 +1173,9 @@ def test_what_a_hook_reads_within_a_run_changes_nothing(tmp_path, hook, act):
         def setup(self, stage=None):
             self.splits["val"] = Split(f"{tmp_path}/b.tar", CenterCrop(16))
 
+        def teardown(self, stage=None):
+            pass
+
     def seen(*callbacks):
         splits = [Split(f"{tmp_path}/{name}.tar", CenterCrop(16)) for name in "ab"]
         augment = Augment(flip=0.5, affine=Affine(degrees=20.0))

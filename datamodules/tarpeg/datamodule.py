@@ -332,6 +332,7 @@ class ShardDataModule(lightning.LightningDataModule):
         Without a Trainer a second call returns a loader that begins with the next epoch, as
         ``for images, labels in data.train_dataloader()`` in a loop over epochs expects it.
         """
+        self._forget_ended()
         outer = self._outer()
         if outer is not None and outer.state.fn == TrainerFn.FITTING:
             raise RuntimeError(
@@ -414,6 +415,8 @@ class ShardDataModule(lightning.LightningDataModule):
         """Augment the images on their device, then call the hook of this name of the LightningModule."""
         if self._is_in_hook:  # which may call this one
             return batch
+        if self._outer() is not None:
+            self._forget_ended()  # teardown() of a subclass may not have done so
         if isinstance(batch, AnyBatch):
             batch = self._arrived(batch, self._split_of(dataloader_idx))
         elif self.trainer is not None:
@@ -646,9 +649,12 @@ class ShardDataModule(lightning.LightningDataModule):
                 self._train = self._fitted = self._learnt = None
 
     def _forget_ended(self) -> None:
-        """Forget a Trainer whose run has ended, which Lightning does not: loops go on without one."""
+        """Forget a Trainer whose run has ended, which Lightning does not: loops go on without one.
+
+        Or with the one within which it has worked.
+        """
         if self._has_ended:
-            self.trainer = None
+            self.trainer = self._outer()
 
     @property
     def _has_ended(self) -> bool:
