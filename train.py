@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from tarpeg_hydra.hints import check_arguments, check_settings, check_truths
 from tarpeg_hydra.overrides import one_line_errors
 
-from training.callbacks import DataSummary, Interrupt, make_callbacks, note_on
+from training.callbacks import DataSummary, Interrupt, KeepOthers, make_callbacks, note_on
 from training.checkpoints import KeepArguments, with_those_of_checkpoint
 from training.checks import ConfigError, check_processes, check_run, check_trainer
 from training.classifier import Classifier
@@ -66,7 +66,7 @@ def run(config: DictConfig) -> float | None:
     trainer = instantiate(
         config.trainer,
         logger=[instantiate(each) for each in (config.logger or {}).values() if each] or False,
-        callbacks=[*callbacks.values(), KeepArguments(arguments), summary, interrupt, table],
+        callbacks=[*callbacks.values(), KeepArguments(arguments), KeepOthers(), summary, interrupt, table],
         profiler=instantiate(config.profiler) or None,
     )
 

@@ -72,15 +72,24 @@ class DataSummary(lightning.Callback):
         show(f"{'; '.join(parts)}{note}")
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Print how many shapes the batches will have, if they have several; keep what another run wrote."""
-        for writer in trainer.checkpoint_callbacks:
-            # Lightning removes a file behind a URL when it saves the next, also that of another run.
-            best, folder = getattr(writer, "best_model_path", ""), str(getattr(writer, "dirpath", ""))
-            if "://" in best and not best.startswith(folder.rstrip("/") + "/"):
-                writer.best_model_path = ""  # type: ignore[attr-defined]
+        """Print how many shapes the batches will have, if they have several."""
         loader: Any = trainer.train_dataloader
         if trainer.is_global_zero and isinstance(loader, tarpeg.Loader) and (text := loader.shapes_text()):
             show(text)
+
+
+class KeepOthers(lightning.Callback):
+    """Keep a checkpoint behind a URL that another run has written, from which this one goes on.
+
+    Lightning's ``ModelCheckpoint`` removes it when it saves its own; a local file it keeps.
+    """
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Forget those that are not in the folder of this run."""
+        for writer in trainer.checkpoint_callbacks:
+            best, folder = getattr(writer, "best_model_path", ""), str(getattr(writer, "dirpath", ""))
+            if "://" in best and not best.startswith(folder.rstrip("/") + "/"):
+                writer.best_model_path = ""  # type: ignore[attr-defined]
 
 
 class Interrupt(lightning.Callback):

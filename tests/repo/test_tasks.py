@@ -13,7 +13,7 @@ from helpers.training import trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
-from training.callbacks import DataSummary
+from training.callbacks import KeepOthers
 from training.checks import ConfigError
 from training.classifier import Classifier
 from training.predictions import Predictions
@@ -121,7 +121,7 @@ def test_going_on_elsewhere_leaves_the_checkpoint_in_its_bucket(tmp_path, photos
 
     def fit(folder, epochs, **given):
         last = ModelCheckpoint(folder, filename="last", enable_version_counter=False)
-        run = trainer(tmp_path, max_epochs=epochs, callbacks=[last, DataSummary()], enable_checkpointing=True)
+        run = trainer(tmp_path, max_epochs=epochs, callbacks=[last, KeepOthers()], enable_checkpointing=True)
         run.fit(model(1), numbers, **given)
         return last.best_model_path
 
