@@ -551,10 +551,10 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
-        for loader in (self._train, self._fitted) if self._outer() is None else ():
+        is_inner = self._outer() is not None
+        for loader in () if is_inner else (self._train, self._fitted):
             if loader is not None:  # a checkpoint that is written later is of this place, too
                 loader.unused = partial(int, loader.unused())
-        is_inner = self._outer() is not None
         self._close()
         self._leave()
         self._is_stale |= not is_inner
@@ -645,7 +645,7 @@ class ShardDataModule(lightning.LightningDataModule):
         if self._outer() is None:  # a look before, and a run that failed, may have opened others
             self._is_stale = True
             self._reloaded = None
-            if trainer.state.fn == TrainerFn.FITTING:  # it begins anew, or where ckpt_path= was
+            if trainer.state.fn == TrainerFn.FITTING:  # not from the place of the run before
                 self._train = self._fitted = self._learnt = None
 
     def _forget_ended(self) -> None:

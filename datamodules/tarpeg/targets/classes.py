@@ -71,6 +71,23 @@ class Classes(NamedTuple):
         return not self.is_sure and not self.numbers
 
 
+class _Pixels(NamedTuple):
+    """What the pixels of the masks of several sources show.
+
+    Args:
+        classes: Labels by the names of the objects over them; {} if too few objects show them, None if the
+            masks have others than the objects.
+        few: Those that few objects show.
+        numbers: All that are in the files.
+        is_one: Whether all sources have the same labels.
+    """
+
+    classes: dict[str, int] | None
+    few: dict[str, int]
+    numbers: set[int]
+    is_one: bool = True
+
+
 class _OtherFieldError(Exception):
     """A field of objects that is not the number of their class, such as a colour."""
 
@@ -106,15 +123,15 @@ def _classes(
     if sources is None:
         return Classes(names, numbered(names), {}, merged)
     if kind == "mask":
-        pixels, few, numbers, is_one = _by_pixels(target, sources(), merged)
-        if names and not (is_one and numbers <= {*range(len(names)), 255}):  # others are no objects
-            names = None
-        if pixels != {}:
-            names = names if names and pixels and agree(names, pixels) else None
-            is_sure, table = names is not None, _table(target)
-            return Classes(names, pixels or {}, pixels or {}, merged, is_sure=is_sure, table=table)
-        if names is None or not agree(names, few):
-            return Classes(None, {}, few, merged)
+        pixels = _by_pixels(target, sources(), merged)
+        if names and not (pixels.is_one and pixels.numbers <= {*range(len(names)), 255}):
+            names = None  # other numbers are no objects
+        if pixels.classes != {}:
+            found = pixels.classes or {}
+            names = names if names and found and agree(names, found) else None
+            return Classes(names, found, found, merged, is_sure=names is not None, table=_table(target))
+        if names is None or not agree(names, pixels.few):
+            return Classes(None, {}, pixels.few, merged)
     try:
         seen = _seen_of(target, kind, sources(), len(listed) - 1 if listed else None)
     except _OtherFieldError as error:
@@ -132,24 +149,18 @@ def _classes(
     return Classes(names, {**first, **seen} if seen else numbered(names), seen or {}, merged)
 
 
-def _by_pixels(
-    target: Any, sources: Sequence[Source], merged: set[int]
-) -> tuple[dict[str, int] | None, dict[str, int], set[int], bool]:
-    """Return the classes of masks by the names of the objects over them.
-
-    And those that few objects show, all numbers in the files, and whether all sources have the same. {} in
-    place of the first if too few objects show them, None if the masks have others than the objects.
-    """
+def _by_pixels(target: Any, sources: Sequence[Source], merged: set[int]) -> _Pixels:
+    """Look at the masks of some sources; warn if a number has two meanings."""
     table, tables = _table(target), list[Mapping[str, tuple[int, str]]]()
     few, numbers = dict[str, int](), set[int]()
     extension: str | None = getattr(target, "extension", None)  # a target of the user's own may have none
     if extension is None:
-        return {}, {}, set(), True
+        return _Pixels({}, {}, set())
     for source in sources:
         seen, shown = numbers_in_masks(source, plain(extension))
         numbers |= shown
         if seen is None:
-            return None, {}, numbers, True
+            return _Pixels(None, {}, numbers)
         clear = dict[str, tuple[int, str]]()
         for name, each in seen.items():
             if (number := _through(table, each.number)) is None:
@@ -161,13 +172,13 @@ def _by_pixels(
         tables.append(clear)
 
     differences = list[str]()
-    pixels = _joined(tables, "number of masks", merged, lambda text, _: differences.append(text))
+    classes = _joined(tables, "number of masks", merged, lambda text, _: differences.append(text))
     if differences:
         warn(
             f"in the masks, by the pixels under objects, {differences[0]}: a number may mean two classes. "
             f"{ONE_NUMBERING}"
         )
-    return pixels, few, numbers, not differences
+    return _Pixels(classes, few, numbers, not differences)
 
 
 def _through(table: Mapping[Any, int] | None, value: Any) -> int | None:

@@ -1,7 +1,7 @@
 """Which number a class has in masks, by the pixels under the objects beside them.
 
 Masks come from elsewhere than the objects of the same samples: their numbers may be the ids of a COCO file,
-these ids minus 1, or the numbers of a palette, and no file says which.
+these ids minus 1, or the numbers of a palette, and no file states which of these.
 """
 
 from __future__ import annotations
