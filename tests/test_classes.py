@@ -191,6 +191,25 @@ def test_splits_with_other_labels_are_an_error(tmp_path):
     assert (out["train"] / "classes.json").read_bytes() == before, "with the class that val lacks"
 
 
+def test_splits_with_labels_in_another_order_are_a_warning(shard_of, tmp_path):
+    path = shard_of(sample(0), sample(1))
+    (tmp_path / "labels.csv").write_text("key,age,height\nk0000,1.5,2.5\nk0001,3.5,4.5\n")
+
+    def data(*columns):
+        splits = [
+            Split(path, CenterCrop(8), labels=tmp_path / "labels.csv", key="key", target=each)
+            for each in columns
+        ]
+        return ShardDataModule(splits[0], splits[1], workers=0, allow_overlap=True)
+
+    with pytest.warns(UserWarning, match=r"train has target=\['age', 'height'\], val has"):
+        data(["age", "height"], Label(["height", "age"], kind="number")).setup()
+    for columns in ((["age", "height"], ["age", "height"]), (["age", "height"], "age")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            data(*columns).setup()
+
+
 def test_missing_labels_are_an_error_at_setup(shard_of, tmp_path):
     image = [(f"k{number}.jpg", jpeg("420", 24, 24)) for number in range(3)]
     shards = shard_of(image)

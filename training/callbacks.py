@@ -88,7 +88,7 @@ class KeepOthers(lightning.Callback):
         """Forget those that are not in the folder of this run."""
         for writer in trainer.checkpoint_callbacks:
             best, folder = getattr(writer, "best_model_path", ""), str(getattr(writer, "dirpath", ""))
-            if "://" in best and not best.startswith(folder.rstrip("/") + "/"):
+            if "://" in best and best.rpartition("/")[0] != folder.rstrip("/"):
                 writer.best_model_path = ""  # type: ignore[attr-defined]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import lightning
@@ -10,10 +11,26 @@ import tarpeg
 import torch
 import torchmetrics
 from torch import Tensor, nn
+from torchmetrics.classification import MultilabelAveragePrecision
+from torchmetrics.functional.classification import multilabel_average_precision
+from torchmetrics.utilities.data import dim_zero_cat
 
 _NAMES = {"number": "numbers", "classes": "several classes per image"}
 _LOSSES = {"number": nn.SmoothL1Loss, "classes": nn.BCEWithLogitsLoss}
 _STATE = "label_task"  # in a checkpoint
+_UNKNOWN = -1  # truth of a label that is missing
+
+
+class _Precision(MultilabelAveragePrecision):
+    """The mean over the classes that have labels: torchmetrics fails for one without any."""
+
+    def compute(self) -> Any:
+        scores, truth = dim_zero_cat(self.preds), dim_zero_cat(self.target)
+        known = (truth != _UNKNOWN).any(dim=0)
+        if not known.any():
+            return scores.new_tensor(torch.nan)
+        settings: Any = {"ignore_index": _UNKNOWN, "validate_args": False}
+        return multilabel_average_precision(scores[:, known], truth[:, known], int(known.sum()), **settings)
 
 
 class Task(nn.Module):
@@ -38,7 +55,7 @@ class Task(nn.Module):
         self.metric: Any = (
             torchmetrics.MeanAbsoluteError()
             if kind == "number"
-            else torchmetrics.classification.MultilabelAveragePrecision(outputs, ignore_index=-1)
+            else _Precision(outputs, ignore_index=_UNKNOWN)
         )
 
     @property
@@ -58,12 +75,20 @@ class Task(nn.Module):
         """Return the loss of the labels that are there."""
         scores = scores.reshape(labels.shape)
         known = ~labels.isnan()
-        if not known.all():
-            if not known.any():
-                return scores.sum() * 0  # which has a gradient
-            scores, labels = scores[known], labels[known]
-        loss: Tensor = self.criterion(scores, labels)
-        return loss
+        if known.all():
+            whole: Tensor = self.criterion(scores, labels)
+            return whole
+        if not known.any():
+            return scores.sum() * 0  # which has a gradient
+        reduction = getattr(self.criterion, "reduction", None)
+        if reduction in ("mean", "sum"):
+            each = copy(self.criterion)
+            each.reduction = "none"
+            losses: Tensor = each(scores, labels.nan_to_num())  # in columns, for weights of outputs
+            if losses.shape == labels.shape:
+                return losses[known].mean() if reduction == "mean" else losses[known].sum()
+        part: Tensor = self.criterion(scores[known], labels[known])
+        return part
 
     def update(self, scores: Tensor, labels: Tensor, metric: Any = None) -> None:
         """Count a batch of the validation in ``self.metric``, or in a copy of it."""
@@ -74,7 +99,7 @@ class Task(nn.Module):
             if known.any():
                 metric.update(scores[known], labels[known])
             return
-        truth = torch.where(known, (labels > 0.5).long(), -1)
+        truth = torch.where(known, (labels > 0.5).long(), _UNKNOWN)
         # torchmetrics takes the scores of a batch for probabilities if all of them happen to be in 0..1.
         metric.update(scores.sigmoid().reshape(-1, self.outputs), truth.reshape(-1, self.outputs))
 

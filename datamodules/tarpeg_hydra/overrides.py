@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import shlex
 import sys
@@ -40,6 +41,12 @@ def one_line_errors(program: str, *kinds: type[Exception]) -> Iterator[None]:
         raise SystemExit(f"{program}: {error.full_key} is not set: give {error.full_key}=...") from None
     except expected as error:
         raise SystemExit(f"{program}: {with_overrides(error)}") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        file = error.filename2 or error.filename
+        where = f"{file} is incomplete: " if file else ""
+        raise SystemExit(f"{program}: {where}{error.strerror}. Free some, or write to another disk") from None
 
 
 def command(tool: str) -> str:

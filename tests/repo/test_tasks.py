@@ -127,7 +127,7 @@ def test_going_on_elsewhere_leaves_the_checkpoint_in_its_bucket(tmp_path, photos
 
     first = fit("memory://bucket/one", 1)
     assert first.startswith("memory://") and fsspec.filesystem("memory").exists(first)
-    for folder in (tmp_path / "two", "memory://bucket/three"):
+    for folder in (tmp_path / "two", "memory://bucket/three", "memory://bucket"):
         later = fit(folder, 2, ckpt_path=first, weights_only=False)
         assert later != first and fsspec.filesystem("memory").exists(first)
     assert fit("memory://bucket/one", 2, ckpt_path=first, weights_only=False) == first
@@ -162,6 +162,42 @@ def test_missing_labels_do_not_count():
     classes = Task("classes", 2)
     classes.update(torch.tensor([[5.0, 5.0], [-5.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, math.nan]]))
     assert 0 <= float(classes.metric.compute()) <= 1
+
+
+def test_a_class_without_any_label_is_left_out_of_the_mean():
+    labels = torch.tensor([[1.0, math.nan, 0.0], [0.0, math.nan, 1.0], [1.0, math.nan, 1.0]])
+    scores = torch.tensor([[1.0, 0.0, 0.5], [2.0, 0.0, 0.1], [0.5, 0.0, -1.0]])
+    task, other = Task("classes", 3), Task("classes", 2)
+    assert not task.metric.update_called
+    for part in range(3):
+        task.update(scores[part : part + 1], labels[part : part + 1])
+    other.update(scores[:, [0, 2]], labels[:, [0, 2]])
+    assert (
+        float(task.metric.compute()) == float(other.metric.compute()) == pytest.approx((7 / 12 + 7 / 12) / 2)
+    )
+    task.metric.reset()
+    task.update(scores, labels * math.nan)
+    assert task.metric.compute().isnan()
+
+
+def test_weights_of_outputs_stay_theirs_if_labels_are_missing():
+    scores, weights = torch.tensor([[1.0, 2.0], [3.0, -1.0]], requires_grad=True), torch.tensor([1.0, 5.0])
+    labels, known = torch.tensor([[1.0, math.nan], [0.0, 1.0]]), torch.tensor([[1, 0], [1, 1]]).bool()
+    each = nn.BCEWithLogitsLoss(pos_weight=weights, reduction="none")(scores, labels.nan_to_num())[known]
+    for reduction, wanted in (("mean", each.mean()), ("sum", each.sum())):
+        criterion = nn.BCEWithLogitsLoss(pos_weight=weights, reduction=reduction)
+        loss = Task("classes", 2, criterion=criterion).loss(scores, labels)
+        torch.testing.assert_close(loss, wanted)
+        assert criterion.reduction == reduction
+    loss.backward()
+    assert scores.grad[0, 1] == 0
+
+    class Own(nn.L1Loss):
+        def forward(self, scores, labels):
+            return (scores - labels).abs().mean()
+
+    own = Task("number", 2, criterion=Own()).loss(scores, labels)
+    torch.testing.assert_close(own, (scores - labels)[known].abs().mean())
 
 
 def test_a_loss_of_classes_leaves_missing_labels_out():

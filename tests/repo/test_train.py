@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import csv
+import errno
 import functools
 import json
 import os
@@ -747,6 +748,15 @@ def test_numbers_of_samples_that_are_not_there_are_one_line(photos):
         split = tarpeg.Split(str(photos), tarpeg.CenterCrop(8), **settings)
         with pytest.raises(SystemExit, match=f"^train: {words}"), one_line_errors("train"):
             tarpeg.ShardDataModule(split, workers=0).train_dataloader()
+
+
+def test_a_full_disk_is_one_line():
+    full = OSError(errno.ENOSPC, "No space left on device", "/tmp/x", None, "/d/last.ckpt")
+    is_one_line = pytest.raises(SystemExit, match=r"^train: /d/last\.ckpt is incomplete: No space left")
+    with is_one_line, one_line_errors("train"):
+        raise full
+    with pytest.raises(PermissionError), one_line_errors("train"):
+        raise PermissionError(errno.EACCES, "Permission denied", "/d")
 
 
 def test_a_checkpoint_behind_a_url_that_is_not_there_is_one_line():

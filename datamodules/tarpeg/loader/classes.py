@@ -74,6 +74,7 @@ def common_classes(splits: Mapping[str, Split]) -> CommonClasses:
             numbers[name] = split.class_numbers()
     known = {name: "labels" in each for name, each in numbers.items()}
     _warn_of_other_tables(splits, known)
+    _warn_of_other_columns(splits)
     kinds = {kind for each in numbers.values() for kind in each}
     found = {kind: _common_labels(splits, numbers, kind) for kind in sorted(kinds)}
     sure, seen = (
@@ -159,6 +160,19 @@ def _warn_of_other_tables(splits: Mapping[str, Split], known: Mapping[str, bool]
                     f"label={label!r} and labels={shown(labels)}: a label may mean two classes. Give both "
                     "the same"
                 )
+
+
+def _warn_of_other_columns(splits: Mapping[str, Split]) -> None:
+    """Warn of splits that have the same labels in another order."""
+    seen = dict[frozenset[str], tuple[str, list[str]]]()
+    for name, split in splits.items():
+        places = split.label_places
+        first, other = seen.setdefault(frozenset(places), (name, places))
+        if places != other:
+            warn(
+                f"{first} has target={shown(other)}, {name} has target={shown(places)}: a column of the "
+                "labels of a batch may mean two things. Give both the same order"
+            )
 
 
 def _remedy(splits: Mapping[str, Split], kind: str, *names: str) -> str:

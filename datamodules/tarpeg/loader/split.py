@@ -398,6 +398,11 @@ class Split:
         return self._kinds["mask"].table if "mask" in self._kinds else None
 
     @property
+    def label_places(self) -> list[str]:
+        """Where the numbers of a label are, in their order; empty without labels."""
+        return [] if self.target is None else self._label.places
+
+    @property
     def _label(self) -> Label:
         target: Any = self.target
         return target if isinstance(target, Label) else Label(target)
