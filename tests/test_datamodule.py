@@ -1160,7 +1160,7 @@ ACTS = {
 
 
 @pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize("hook", [*HOOKS, "on_train_batch_end"])
+@pytest.mark.parametrize("hook", ["setup", "on_fit_start", *HOOKS, "on_train_batch_end"])
 def test_what_a_hook_reads_within_a_run_changes_nothing(tmp_path, hook, act):
     """Images are augmented by the numbers of the loader at work, and boxes follow by these."""
     members = [each for i in range(6) for each in sample(i)]
@@ -1188,7 +1188,7 @@ def test_what_a_hook_reads_within_a_run_changes_nothing(tmp_path, hook, act):
     class Reads(Callback):
         pass
 
-    setattr(Reads, hook, lambda self, run, *_: ACTS[act](run.datamodule, tmp_path))
+    setattr(Reads, hook, lambda self, run, *_, stage=None: ACTS[act](run.datamodule, tmp_path))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="augment= is not applied to these")  # true of a look
         assert torch.equal(seen(Reads()), seen())

@@ -140,6 +140,8 @@ class ShardDataModule(lightning.LightningDataModule):
         >>> data.teardown()
     """
 
+    _trainer: lightning.Trainer | None = None
+
     def __init__(
         self,
         train: Split | Mixture | None = None,
@@ -232,6 +234,17 @@ class ShardDataModule(lightning.LightningDataModule):
         self._previous: Loader | None = None  # of train, without a Trainer, until teardown()
         self._resume: Mapping[str, Any] | None = None
         self._place: Mapping[str, Any] | None = None  # where train begins without a Trainer
+
+    @property
+    def trainer(self) -> lightning.Trainer | None:
+        """The Trainer of a run, until the next use after its end; Lightning sets it first of all."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, given: lightning.Trainer | None) -> None:
+        if given is not None and given is not self._trainer:
+            self._begin_run()  # of the one within which this one works, if a subclass has its own setup()
+        self._trainer = given
 
     @property
     def batch_size(self) -> int:
@@ -499,7 +512,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
         Without a Trainer, it goes on where train was.
         """
-        state = {**self.__dict__, "trainer": None, "_trainers": [], "_loaders": []}
+        state = {**self.__dict__, "_trainer": None, "_trainers": [], "_loaders": []}
         state |= {"_train": None, "_fitted": None, "_previous": None}
         state["_learnt"] = self._learnt if self._train is self._fitted else None
         if self._place is None and self._previous is not None:
@@ -630,7 +643,7 @@ class ShardDataModule(lightning.LightningDataModule):
         """Go back to the Trainer within which the present one, which ends, has worked."""
         outer, ended = self._outer(), self.trainer
         self._trainers = [each for each in self._trainers if each() not in (None, ended)]
-        self.trainer = outer or ended
+        self._trainer = outer or ended
 
     def _begin_run(self, is_certain: bool = False) -> None:
         """Note a run that begins: with ``setup``, or with the first loader if a subclass has its own.
@@ -654,7 +667,7 @@ class ShardDataModule(lightning.LightningDataModule):
         Or with the one within which it has worked.
         """
         if self._has_ended:
-            self.trainer = self._outer()
+            self._trainer = self._outer()
 
     @property
     def _has_ended(self) -> bool:
