@@ -178,9 +178,13 @@ def _unknown(program: str, key: str, given: dict[str, str]) -> str:
         return f"{key} is not in the file of these settings: add it with +{key}={given[key]}"
     if prefix + part == key and (files := _files_with(prefix.rstrip("."), part)):
         return f"{key} is a setting of {', '.join(files)} alone: give one of them"
+    if part in own:
+        whole = f"'+{prefix}{part}={{_target_: ..., ...}}'"
+        return f"{prefix}{part} is not in the file of these settings: add all that it needs, {whole}"
     known = [str(name) for name in node] if isinstance(node, DictConfig) else []
-    if hint := similar(part, [*known, *own], lambda name: f"{prefix}{name}{key[len(prefix + part) :]}"):
-        return f"{key} is not a setting{hint}"
+    for names in (known, own):  # those of the file first
+        if hint := similar(part, names, lambda name: f"{prefix}{name}{key[len(prefix + part) :]}"):
+            return f"{key} is not a setting{hint}"
     paths = [*_paths(config)]
     near = get_close_matches(key.rpartition(".")[2], {name.rpartition(".")[2]: 0 for name in paths}, 1)
     same = [name for name in paths if near and name.rpartition(".")[2] == near[0]]

@@ -499,6 +499,9 @@ def test_masks_of_two_numberings_in_one_list_have_no_names(tmp_path):
     split = tarpeg.Split([*one, *two], tarpeg.Whole(32), targets=tarpeg.Masks("png"))
     with pytest.warns(UserWarning, match="a number may mean two classes"):
         assert split.classes() is None
+        val = tarpeg.Split(one, tarpeg.Whole(32), targets=tarpeg.Masks("png"))
+        assert val.classes() is not None
+        assert tarpeg.ShardDataModule(split, val, workers=0, allow_overlap=True).classes is None
 
 
 @pytest.mark.parametrize("around", [0, 255, 4, 7])

@@ -127,6 +127,13 @@ def test_a_command_has_the_settings_of_its_tool(name):
         ),
         (
             "train",
+            ["data=shards", "data.test.shards=/x"],
+            "data.test is not in the file of these settings: add all that it needs, "
+            "'+data.test={_target_: ..., ...}'",
+        ),
+        ("train", ["trainer.epochs=3"], "trainer.epochs is not a setting; did you mean trainer.max_epochs?"),
+        (
+            "train",
             ["+data.train.fidelty=exact"],
             "data.train.fidelty is not an argument of tarpeg.Split; did you mean data.train.fidelity?",
         ),

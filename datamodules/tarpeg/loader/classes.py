@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -128,17 +128,18 @@ def _common_labels(
     return {name: label for name, (_, label) in of_class.items()}, is_sure
 
 
-def names_of_all(splits: Iterable[Split]) -> list[str]:
+def names_of_all(splits: Collection[Split]) -> list[str]:
     """Return the longest list of names by label that a split has.
 
-    Empty if another split has other names for the labels, or labels beyond them.
+    Empty if another split has other names for the labels, or labels beyond them, or two numberings of masks.
 
     Raises ShardError as ``Split.classes``.
     """
     named = [(split.classes() or [], split.class_numbers()) for split in splits]
     names = max((names for names, _ in named), key=len, default=[])
     labels = [each for _, kinds in named for table in kinds.values() for each in by_label(table).items()]
-    is_one = all(own == names[: len(own)] for own, _ in named)
+    is_one = all(split.has_one_numbering for split in splits)
+    is_one &= all(own == names[: len(own)] for own, _ in named)
     is_one &= all(label < len(names) and names[label] in known for label, known in labels)
     return names if is_one else []
 

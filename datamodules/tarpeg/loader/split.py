@@ -388,6 +388,11 @@ class Split:
         """Whether the numbers of a kind of classes are stated, not only seen in masks."""
         return kind not in self._kinds or self._kinds[kind].is_sure
 
+    @property
+    def has_one_numbering(self) -> bool:
+        """Whether the masks of all shards have the same labels, as far as they show them."""
+        return all(each.is_one for each in self._kinds.values())
+
     def merged_labels(self, kind: str) -> set[int]:
         """Return the labels that ``targets`` give to several values: objects with other names have them."""
         return self._kinds[kind].merged if kind in self._kinds else set()

@@ -281,7 +281,10 @@ class Form:
         if not self.numbers:
             shares = self._number(cell)
             if not all(0 <= share <= 1 for share in (shares if self.width is not None else [shares])):
-                _refuse(cell, "not between 0 and 1, the shares of the classes: give classes= their names")
+                is_one = len(self.label.places) == 1
+                missing = "leave the cell of an unknown one empty, with optional=True"
+                remedy = "give classes= their names" if is_one else missing
+                _refuse(cell, f"not between 0 and 1, the shares of the classes: {remedy}")
             return shares
         names = self._parts(cell)
         if isinstance(names, str):

@@ -56,6 +56,7 @@ class Classes(NamedTuple):
         merged: Labels that the table gives to several values, which are one class then.
         is_sure: Whether the numbers are stated, not those of pixels under objects.
         table: Of masks: their labels by the number in the file; None if they are as in the files.
+        is_one: False if the masks of several sources show other labels of a class.
     """
 
     names: list[str] | None
@@ -64,6 +65,7 @@ class Classes(NamedTuple):
     merged: set[int]
     is_sure: bool = True
     table: Mapping[Any, int] | None = None
+    is_one: bool = True
 
     @property
     def are_others(self) -> bool:
@@ -129,7 +131,8 @@ def _classes(
         if pixels.classes != {}:
             found = pixels.classes or {}
             names = names if names and found and agree(names, found) else None
-            return Classes(names, found, found, merged, is_sure=names is not None, table=_table(target))
+            is_sure, table = names is not None, _table(target)
+            return Classes(names, found, found, merged, is_sure, table, pixels.is_one)
         if names is None or not agree(names, pixels.few):
             return Classes(None, {}, pixels.few, merged)
     try:
