@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from tarpeg_hydra.overrides import one_line_errors
 
 from training.callbacks import DataSummary, Interrupt, KeepOthers, make_callbacks, note_on
 from training.checkpoints import KeepArguments, with_those_of_checkpoint
-from training.checks import ConfigError, check_processes, check_run, check_trainer
+from training.checks import ConfigError, check_processes, check_run, check_trainer, explain_remote
 from training.classifier import Classifier
 from training.predictions import Predictions, data_to_predict
 from training.reports import is_first_rank, resume_hint, show, shown_path, silence, summary_of
@@ -134,6 +135,11 @@ def fit(
     """Train; after Ctrl-C or SIGTERM print how to go on, and exit as a program does that it ends."""
     try:
         trainer.fit(model, datamodule=data, **checkpoint)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError):
+        if trainer.global_step == 0:  # it has not begun
+            path, trusted = checkpoint["ckpt_path"], not checkpoint["weights_only"]
+            explain_remote(path, model, trusted=trusted)
+        raise
     except SystemExit as end:  # Lightning's
         if trainer.is_global_zero:
             resume = resume_hint(trainer, arguments, interrupt.saved, checkpoint["ckpt_path"])

@@ -90,8 +90,8 @@ def with_those_of_checkpoint(arguments: Sequence[str]) -> list[str]:
         kept = [each for each in kept if not _OF_TRAIN_STREAM.match(each)]
     if (code := [each for each in kept if _names_code(each)]) and not trusted:
         raise ConfigError(
-            f"ckpt_path={path} was trained with {' '.join(code)}, which names code: give the same, or "
-            "trust_ckpt=true if you trust whoever wrote the checkpoint"
+            f"ckpt_path={given['ckpt_path']} was trained with {' '.join(code)}, which names code: give the "
+            "same, or trust_ckpt=true if you trust whoever wrote the checkpoint"
         )
     return [*kept, *arguments]
 

@@ -7,6 +7,7 @@ import inspect
 import os
 import pathlib
 import pickle
+import tempfile
 import typing
 import zipfile
 from collections.abc import Mapping
@@ -24,6 +25,10 @@ from torch import nn
 
 # Classes of plain values that checkpoints of Lightning hold, beside those that torch reads with weights_only.
 torch.serialization.add_safe_globals([argparse.Namespace, pathlib.PurePosixPath, pathlib.PosixPath])
+
+
+_URLS: dict[str, str] = {}
+"""Of copies of checkpoints, for messages."""
 
 
 class ConfigError(ValueError):
@@ -100,6 +105,17 @@ def check_run(config: DictConfig, model: lightning.LightningModule, has_val: boo
         raise ConfigError("validate=true measures on data.val, which is null: give data.val.shards=...")
 
 
+def explain_remote(path: str | None, model: lightning.LightningModule, *, trusted: bool) -> None:
+    """Copy a checkpoint behind a URL, and raise ConfigError if it is the reason that a training failed."""
+    if path is not None and "://" in path and not path.startswith("registry"):
+        with tempfile.TemporaryDirectory() as folder:
+            check_checkpoint(copied_checkpoint(path, folder), model, trusted=trusted)
+
+
+def _named(path: str) -> str:
+    return f"ckpt_path={_URLS.get(path, path)}"
+
+
 def _check_remote(url: str) -> None:
     """Raise ConfigError for a checkpoint behind a URL that is not there, or cannot be reached."""
     try:
@@ -120,6 +136,7 @@ def copied_checkpoint(url: str, folder: str) -> str:
             system.get_file(place, path)
     except ShardError as error:
         raise ConfigError(f"ckpt_path={url}: {error}") from error
+    _URLS[path] = url
     return path
 
 
@@ -141,9 +158,9 @@ def check_checkpoint(
     if not Path(path).is_file():
         found = sorted(str(each) for each in Path(path).rglob("*.ckpt"))
         hint = f"a folder; give a file, such as {found[-1]}" if found else "not a file"
-        raise ConfigError(f"ckpt_path={path} is {hint}")
+        raise ConfigError(f"{_named(path)} is {hint}")
     if not zipfile.is_zipfile(path):
-        raise ConfigError(f"ckpt_path={path} is not a checkpoint of Lightning, or not a whole one")
+        raise ConfigError(f"{_named(path)} is not a checkpoint of Lightning, or not a whole one")
     checkpoint = read_checkpoint(path, trusted=trusted)
     try:
         saved = _shapes(checkpoint["state_dict"])
@@ -153,13 +170,13 @@ def check_checkpoint(
     if other := sorted(name for name in {*saved, *own} if saved.get(name) != own.get(name)):
         name = other[0]
         raise ConfigError(
-            f"ckpt_path={path} is of another model: {len(other)} of its tensors differ, such as {name}, "
+            f"{_named(path)} is of another model: {len(other)} of its tensors differ, such as {name}, "
             f"{_shown(saved.get(name))} there and {_shown(own.get(name))} here. Give the same model=..."
         )
     trained = _epochs_of(checkpoint)
     if max_epochs is not None and 0 <= max_epochs < trained:
         raise ConfigError(
-            f"ckpt_path={path} was trained for {trained} epochs, and trainer.max_epochs is {max_epochs}: "
+            f"{_named(path)} was trained for {trained} epochs, and trainer.max_epochs is {max_epochs}: "
             "give more, trainer.max_epochs=..."
         )
 
@@ -174,7 +191,7 @@ def read_checkpoint(path: str, *, trusted: bool = False) -> Any:
         return torch.load(path, map_location="meta", weights_only=not trusted, mmap=True)
     except (AttributeError, ImportError) as error:
         raise ConfigError(
-            f"ckpt_path={path} has an object of a class that is missing here, or has moved: {error}. Load it "
+            f"{_named(path)} has an object of a class that is missing here, or has moved: {error}. Load it "
             "with the version that saved it, or go on from its state_dict alone"
         ) from error
     except pickle.UnpicklingError as error:
@@ -183,7 +200,7 @@ def read_checkpoint(path: str, *, trusted: bool = False) -> Any:
             reason = str(error).partition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
             found = ", ".join(sorted(names)) or reason
             raise ConfigError(
-                f"ckpt_path={path} has more than tensors and numbers: {found}. Reading "
+                f"{_named(path)} has more than tensors and numbers: {found}. Reading "
                 "that runs code which the file chooses. If you trust whoever wrote it, give trust_ckpt=true; "
                 "otherwise go on from its state_dict alone"
             ) from error
@@ -193,7 +210,7 @@ def read_checkpoint(path: str, *, trusted: bool = False) -> Any:
 
 
 def _incomplete(path: str, error: Exception) -> ConfigError:
-    return ConfigError(f"ckpt_path={path} is not a complete checkpoint of Lightning: {error!r}")
+    return ConfigError(f"{_named(path)} is not a complete checkpoint of Lightning: {error!r}")
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, torch.Size]:

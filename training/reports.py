@@ -50,8 +50,8 @@ def silence() -> None:
     # "data: " is the monitor's verdict, which is printed with overrides at the end.
     noise = ("💡 Tip", "TPU available", "data: ", "Loading `train_dataloader` to estimate")
     log.addFilter(lambda record: not record.getMessage().startswith(noise))
-    # Lightning imports it where it is installed; it says at INFO which of its own features are on.
-    logging.getLogger("gcsfs").setLevel(logging.WARNING)
+    for name in ("gcsfs", "botocore", "aiobotocore"):  # at INFO: features that are on, credentials found
+        logging.getLogger(name).setLevel(logging.WARNING)
     for text in _NOISE:
         warnings.filterwarnings("ignore", message=text)
     if not is_first_rank():

@@ -55,7 +55,7 @@ class Task(nn.Module):
         self.metric: Any = (
             torchmetrics.MeanAbsoluteError()
             if kind == "number"
-            else _Precision(outputs, ignore_index=_UNKNOWN)
+            else _Precision(outputs, ignore_index=_UNKNOWN, validate_args=False)  # of one class, too
         )
 
     @property

@@ -178,6 +178,10 @@ def test_a_class_without_any_label_is_left_out_of_the_mean():
     task.metric.reset()
     task.update(scores, labels * math.nan)
     assert task.metric.compute().isnan()
+    one = Task("classes", 1)
+    for part in (slice(0, 1), slice(1, 3)):
+        one.update(scores[part, :1], labels[part, 0])
+    assert float(one.metric.compute()) == pytest.approx(7 / 12)
 
 
 def test_weights_of_outputs_stay_theirs_if_labels_are_missing():

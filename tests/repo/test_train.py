@@ -42,6 +42,7 @@ from training.checks import (
     check_processes,
     check_run,
     check_trainer,
+    explain_remote,
 )
 from training.classifier import Classifier
 from training.predictions import Predictions, data_to_predict
@@ -773,6 +774,8 @@ def test_a_checkpoint_behind_a_url_that_is_not_there_is_one_line():
             with_those_of_checkpoint(["validate=true", f"ckpt_path={url}"])
     fsspec.filesystem("memory").pipe("/there.ckpt", b"1")
     check_run(OmegaConf.create(config | {"ckpt_path": "memory://there.ckpt"}), model, True)
+    with pytest.raises(ConfigError, match=r"^ckpt_path=memory://there\.ckpt is not a checkpoint"):
+        explain_remote("memory://there.ckpt", model, trusted=False)
 
 
 def test_a_checkpoint_behind_a_url_has_the_settings_of_its_training(tmp_path):
