@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import json
 import os
 import pickle
 import re
@@ -19,16 +20,19 @@ import numpy as np
 import pytest
 import torch
 from helpers.loaders import ALL, keys_of
+from helpers.pictures import saved
 from helpers.scripts import run_file, run_two_ranks
 from helpers.small_tars import sample, write_tar
 from helpers.training import Net, fitted, module, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.data import extract_batch_size, warning_cache
+from PIL import Image
 from tarpeg import (
     Affine,
     Augment,
     Batch,
+    Boxes,
     CenterCrop,
     DataStallMonitor,
     DecodeError,
@@ -39,6 +43,7 @@ from tarpeg import (
     Mixture,
     ShardDataModule,
     Split,
+    Whole,
     build_cache,
     contact_sheet,
 )
@@ -1143,6 +1148,102 @@ class Delegating(Net):
 
     def val_dataloader(self):
         return self.data[0].val_dataloader()
+
+
+@pytest.mark.parametrize("look", ["length", "sheet", "batch"])
+@pytest.mark.parametrize("at", ["before", "within", "after a state"])
+def test_a_look_beside_a_plain_loop_is_none_of_its_epochs(tmp_path, look, at):
+    write_tar(tmp_path / "a.tar", [each for i in range(10) for each in sample(i)])
+
+    def made():
+        return ShardDataModule(Split(f"{tmp_path}/a.tar", CenterCrop(16)), batch_size=2, workers=0, keys=True)
+
+    def act(data):
+        if look == "sheet":
+            contact_sheet(data, tmp_path / "sheet.png", samples=2)
+        elif look == "length":
+            assert len(data.train_dataloader()) == 5
+        elif at == "within":
+            next(iter(data.source_dataloader("train")))
+
+    plain = made().train_dataloader()
+    expected = [[batch.key for batch in plain] for _ in range(3)]
+    data = made()
+    loader = data.train_dataloader()
+    if at == "before":
+        act(data)
+        assert [batch.key for batch in loader] == expected[0]
+        return
+    assert [batch.key for batch in loader] == expected[0]
+    rows = iter(loader)
+    assert [next(rows).key for _ in range(2)] == expected[1][:2]
+    if at == "within":
+        act(data)
+    state = data.state_dict()
+    assert (state["train"]["epoch"], state["train"]["batches"]) == (1, 2)
+    assert [batch.key for batch in rows] == expected[1][2:]
+    if at == "within":
+        assert [batch.key for batch in data.train_dataloader()] == expected[2]
+        return
+    for is_first in (True, False):  # the state is loaded before the loader is made, or after it
+        other = made()
+        if is_first:
+            other.load_state_dict(state)
+        loader = other.train_dataloader()
+        act(other)
+        if not is_first:
+            other.load_state_dict(state)
+        assert [batch.key for batch in loader] == expected[1][2:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("when", ["on_train_epoch_start", "on_train_batch_end"])
+@pytest.mark.parametrize("kinds", ["flip, plain", "plain, flip", "None, flip", "flip, None"])
+def test_another_augment_counts_from_the_next_epoch(tmp_path, workers, when, kinds):
+    """For images, which may be uint8 or floats, as for boxes."""
+    write_tar(tmp_path / "a.tar", [each for i in range(4) for each in flagged(i)])
+    modules = {"flip": Augment(flip=1.0), "plain": Augment(), "None": None}
+    first, second = (modules[name] for name in kinds.split(", "))
+    split = Split(f"{tmp_path}/a.tar", Whole(32), targets=Boxes("json:objects"))
+
+    class Change(Callback):
+        pass
+
+    def change(self, run, *_):
+        if run.current_epoch == 1:
+            run.datamodule.augment = second
+
+    setattr(Change, when, change)
+
+    class Looks(Net):
+        def training_step(self, batch, _):
+            for image, target in zip(batch.image.float(), batch.targets, strict=True):
+                rows, columns = torch.where(image[0] > (image[0].min() + image[0].max()) / 2)
+                corners = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+                seen.append((self.current_epoch, corners[0].item(), batch.image.is_floating_point()))
+                box = target["boxes"][0].as_subclass(torch.Tensor)
+                assert (box - torch.stack(corners)).abs().max() <= 1
+            return self.net.weight.sum() * 0
+
+    seen = []
+    data = ShardDataModule(split, batch_size=2, workers=workers, augment=first)
+    trainer(tmp_path, max_epochs=3, callbacks=[Change()]).fit(Looks(), data)
+    changes = 1 if when == "on_train_epoch_start" else 2
+    for epoch, left, is_float in seen:
+        now = second if epoch >= changes else first
+        assert is_float == (now is not None)
+        assert (left > 8) == (now is modules["flip"])
+    with pytest.raises(ValueError, match="augment="):
+        data.augment = "flip"
+
+
+def flagged(number):
+    """A white rectangle on the left of a black image, and its box."""
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    pixels[8:24, 4:12] = 255
+    objects = json.dumps({"objects": [{"bbox": [4, 8, 8, 16], "category_id": 1}]}).encode()
+    image = saved(Image.fromarray(pixels), "PNG")
+    return [(f"k{number}.png", image), (f"k{number}.json", objects)]
 
 
 HOOKS = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end")

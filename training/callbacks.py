@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -95,6 +96,8 @@ class KeepOthers(lightning.Callback):
 class Interrupt(lightning.Callback):
     """Ctrl-C or SIGTERM ends the run after the current batch, with a checkpoint of exactly that place.
 
+    With ``accumulate_grad_batches`` it ends after the batches of a step.
+
     Several ranks end together, after at most ``log_every_n_steps`` batches. During a validation it ends after
     it. A second one ends the run at once, without a checkpoint.
 
@@ -138,6 +141,7 @@ class Interrupt(lightning.Callback):
         # Ranks ask each other only now and then: each time they wait for their GPUs. After the last batch of
         # an epoch, on_train_epoch_end does.
         every = 1 if trainer.world_size == 1 else getattr(trainer, "log_every_n_steps", 0) or 50
+        every = math.lcm(every, trainer.accumulate_grad_batches)  # a checkpoint has no gradients
         if (batch_idx + 1) % every == 0 and batch_idx + 1 < trainer.num_training_batches:
             self._end_if_asked(trainer, partial(pl_module.on_train_batch_end, outputs, batch, batch_idx))
 

@@ -28,8 +28,8 @@ SECRET = re.compile(rf"://[^/]*@|https?://[^,]*\?|pipe:.*{SECRET_OPTION.pattern}
 # together later.
 _KEY_OF = re.compile(r"[A-Za-z0-9][\w-]*(\.[A-Za-z0-9][\w-]*)*")
 _RISKY = re.compile("pipe|streaming|checkpoint|pretrained", re.IGNORECASE)
-# Paths and URLs: no commands, which have a colon or "|", and no interpolation.
-_TEXT = re.compile(r"((https?|s3|gs|hf|file)://)?([^:|${}\\<>`\x00-\x1f]|\{\d+\.\.\d+\})*")
+# Paths, URLs and fields of JSON: no commands, which have a colon or "|", and no interpolation.
+_TEXT = re.compile(r"((https?|s3|gs|hf|file)://|json:)?([^:|${}\\<>`\x00-\x1f]|\{\d+\.\.\d+\})*")
 _OPTION = re.compile(r"[\w-]*")
 # A prediction reads no split of the training, and a validation not its train split, which may be a stream.
 _STREAMING = re.compile(r"[+~]*data\.\w+\.streaming\b")
@@ -90,8 +90,9 @@ def with_those_of_checkpoint(arguments: Sequence[str]) -> list[str]:
         kept = [each for each in kept if not _OF_TRAIN_STREAM.match(each)]
     if (code := [each for each in kept if _names_code(each)]) and not trusted:
         raise ConfigError(
-            f"ckpt_path={given['ckpt_path']} was trained with {' '.join(code)}, which names code: give the "
-            "same, or trust_ckpt=true if you trust whoever wrote the checkpoint"
+            f"ckpt_path={given['ckpt_path']} was trained with {' '.join(code)}, which may run code, as "
+            "commands that streams read: give these settings again, with the same values or others, or "
+            "trust_ckpt=true if you trust whoever wrote the checkpoint"
         )
     return [*kept, *arguments]
 

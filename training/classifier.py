@@ -10,10 +10,10 @@ import tarpeg
 import torch
 import torchmetrics
 from torch import Tensor, nn
-from torch.optim import lr_scheduler
 
 from .checks import ConfigError
 from .reports import show
+from .schedules import by_epochs
 from .tasks import Task, metrics_of_sets, stored_task, task_of, validation_sets
 
 _MISSING = -1  # a label, of tarpeg.Label(optional=True)
@@ -77,6 +77,11 @@ class Classifier(lightning.LightningModule):
             metric = self.accuracy if task is None else task.metric
             self.metrics = metrics_of_sets(metric, self.metrics, self.trainer)
         if task is None:
+            if self.num_classes == 1 and stage != "predict":
+                raise ConfigError(
+                    "model.net.num_classes=1: a network of one class has nothing to learn; give the number "
+                    "of classes, or labels that are numbers (kind: number)"
+                )
             return
         if task.outputs != self.num_classes:
             numbers = f"{task.outputs} number{'s' * (task.outputs != 1)}"
@@ -112,7 +117,16 @@ class Classifier(lightning.LightningModule):
         """Raise ConfigError for labels out of range: a GPU has an assertion without a message."""
         if self.trainer.predicting or self.task is not None:  # without labels, or without classes
             return batch
-        low, high = (int(bound) for bound in batch[1].aminmax())
+        labels = batch[1]
+        if labels.ndim > 1 and not labels.is_floating_point():  # those of Mix are shares
+            raise ConfigError(
+                f"labels have {labels.shape[1]} integers per image, and an image has one class here: give "
+                "target: {_target_: tarpeg.Label, place: [...], kind: number} for numbers, or kind: classes "
+                "for several classes"
+            )
+        if not len(labels):  # on_error="leave_out"
+            return batch
+        low, high = (int(bound) for bound in labels.aminmax())
         may_lack = low == _MISSING and self._may_lack_labels
         if high >= self.num_classes and (low >= 0 or may_lack):
             raise ConfigError(
@@ -129,13 +143,25 @@ class Classifier(lightning.LightningModule):
     def training_step(self, batch: Any, _: int) -> Tensor:
         """Return the loss of a batch of images and labels."""
         images, labels = batch[:2]  # a mixture has the source of each row too
-        loss: Tensor = (self.criterion if self.task is None else self.task.loss)(self(images), labels)
+        loss = self._loss(self(images), labels) if self.task is None else self.task.loss(self(images), labels)
         self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of the images that have a label."""
+        if self._may_lack_labels and labels.ndim == 1:
+            known = labels != _MISSING
+            scores, labels = scores[known], labels[known]
+            if not len(labels):
+                return scores.sum() * 0  # which has a gradient
+        loss: Tensor = self.criterion(scores, labels)
         return loss
 
     def validation_step(self, batch: Any, _: int, dataloader_idx: int = 0) -> None:
         """Count loss and metric of a batch; each of several validation sets has its own metric."""
         images, labels = batch[:2]
+        if not len(images):
+            return
         scores = self(images)
         own = [self.metrics[dataloader_idx]] if self.metrics else []
         if self.task is not None:
@@ -181,16 +207,11 @@ class Classifier(lightning.LightningModule):
         optimizer = self._make_optimizer()
         if self.schedule is None:
             return {"optimizer": optimizer}
-        epochs, warmup = self.trainer.max_epochs, int(self.schedule["warmup"])
+        epochs, given = self.trainer.max_epochs, self.schedule
         if not epochs or epochs < 1:
             raise ConfigError("model.schedule needs a number of epochs: give trainer.max_epochs=...")
-        lr, end = optimizer.param_groups[0]["lr"], self.schedule["end"]
-        decay = lr_scheduler.CosineAnnealingLR(optimizer, max(1, epochs - warmup), eta_min=end * lr)
-        if not warmup:
-            return {"optimizer": optimizer, "lr_scheduler": decay}
-        rise = lr_scheduler.LinearLR(optimizer, self.schedule["start"], total_iters=warmup)
-        both = lr_scheduler.SequentialLR(optimizer, [rise, decay], [warmup])
-        return {"optimizer": optimizer, "lr_scheduler": both}
+        schedule = by_epochs(optimizer, epochs, int(given["warmup"]), given["start"], given["end"])
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         free = set(parameters_without_decay(self.net, self.no_decay))

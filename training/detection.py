@@ -81,6 +81,8 @@ class Detector(lightning.LightningModule):
     def validation_step(self, batch: Any, _: int, dataloader_idx: int = 0) -> None:
         """Compare the boxes of a batch with those of its targets."""
         images, targets = batch[:2]
+        if not len(images):  # on_error="leave_out"
+            return
         self._measured.append((dataloader_idx, _boxes(self.net(images)), _boxes(targets)))
 
     def on_validation_epoch_start(self) -> None:

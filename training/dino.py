@@ -17,6 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from .checks import ConfigError
+from .schedules import NO_END
+
 
 class Dino(lightning.LightningModule):
     """A student learns to predict, from each view, what its own moving average sees in the large views.
@@ -109,12 +112,16 @@ class Dino(lightning.LightningModule):
 
     def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
         """Set learning rate, weight decay and momentum of this step."""
-        epochs, batches, (lr, decay) = self.trainer.max_epochs, self.trainer.num_training_batches, self._start
+        epochs, (lr, decay) = self.trainer.max_epochs, self._start
         if not epochs or epochs < 1:
             raise ValueError(
                 f"max_epochs={epochs} of the Trainer must be at least 1: the schedules end with it"
             )
-        step, steps, rise = self.global_step, epochs * batches, min(self.warmup_epochs, epochs) * batches
+        batches = self.trainer.num_training_batches
+        if batches == math.inf:
+            raise ConfigError(NO_END)
+        each = math.ceil(batches / self.trainer.accumulate_grad_batches)
+        step, steps, rise = self.global_step, epochs * each, min(self.warmup_epochs, epochs) * each
         groups = self.trainer.optimizers[0].param_groups
         for group in groups:
             if step < rise:

@@ -130,4 +130,8 @@ class Predictions(lightning.Callback):
 
 
 def _shown(row: Sequence[Any]) -> list[Any]:
-    return [f"{each:.6f}" if isinstance(each, float) else each for each in row]
+    return [_number(each) if isinstance(each, float) else each for each in row]
+
+
+def _number(value: float) -> str:
+    return f"{value:.6f}" if value == 0 or abs(value) >= 0.01 else f"{value:.6g}"

@@ -1,4 +1,4 @@
-"""Learning rates that change with every step."""
+"""Learning rates that change with every step, or every epoch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import lightning
 import tarpeg
 import torch
 from torch.optim.lr_scheduler import LambdaLR
+
+from .checks import ConfigError
+
+NO_END = (
+    "the learning rate falls until the end of the training, which is not known: give trainer.max_epochs=, "
+    "and for a stream data.train.streaming.samples=, the samples per epoch; or trainer.max_steps="
+)
 
 
 def with_cosine(module: lightning.LightningModule, optimizer: torch.optim.Optimizer, warmup: int) -> Any:
@@ -29,9 +36,33 @@ def with_cosine(module: lightning.LightningModule, optimizer: torch.optim.Optimi
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+def by_epochs(optimizer: torch.optim.Optimizer, epochs: int, warmup: int, start: float, end: float) -> Any:
+    """Return a schedule that is called once per epoch: a linear rise, then a cosine.
+
+    Args:
+        optimizer: with the largest learning rate.
+        epochs: of the training.
+        warmup: epochs of the rise.
+        start: learning rate of the first epoch, as a share of the largest.
+        end: the same after the last epoch.
+    """
+
+    def share(epoch: int) -> float:
+        if epoch < warmup:
+            return start + (1 - start) * epoch / warmup
+        done = min(1.0, (epoch - warmup) / max(1, epochs - warmup))
+        return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
+
+    # Not CosineAnnealingLR, whose state has the epochs of the run before: a longer one would rise again.
+    return LambdaLR(optimizer, share)
+
+
 def _steps(trainer: lightning.Trainer) -> int:
     """Return the steps of the training; Lightning takes every epoch for as long as the first."""
-    steps, data = int(trainer.estimated_stepping_batches), getattr(trainer, "datamodule", None)
+    found, data = trainer.estimated_stepping_batches, getattr(trainer, "datamodule", None)
+    if not 0 <= found < math.inf:  # -1 of a stream without a length
+        raise ConfigError(NO_END)
+    steps = int(found)
     if not isinstance(data, tarpeg.ShardDataModule):
         return steps
     epochs = trainer.max_epochs

@@ -64,7 +64,7 @@ class Segmenter(lightning.LightningModule):
                 "this model finds the class of each pixel, and the data has no masks alone: give them, as "
                 "data=scene_masks or experiment=segmentation do by data.train.targets, or another model=..."
             )
-        highest = int(torch.where(values == self.ignored, 0, values).max())
+        highest = int(torch.where(values == self.ignored, 0, values).max()) if len(values) else 0
         if highest >= self.classes:
             raise ConfigError(
                 f"class {highest} of the masks needs model.classes={highest + 1} or more, and it is "
@@ -75,13 +75,18 @@ class Segmenter(lightning.LightningModule):
     def training_step(self, batch: Any, _: int) -> Tensor:
         """Return the cross entropy of a batch."""
         images, masks = batch[:2]  # a mixture has the source of each row too
-        loss = nn.functional.cross_entropy(self(images), masks.long(), ignore_index=self.ignored)
+        total = nn.functional.cross_entropy(
+            self(images), masks.long(), ignore_index=self.ignored, reduction="sum"
+        )
+        loss = total / (masks != self.ignored).sum().clamp(min=1)  # not NaN if all are left out
         self.log("train/loss", loss, prog_bar=True, batch_size=len(images))
         return loss
 
     def validation_step(self, batch: Any, _: int, dataloader_idx: int = 0) -> None:
         """Count the pixels of a batch; each of several validation sets has its own."""
         images, masks = batch[:2]
+        if not len(images):  # on_error="leave_out"
+            return
         found = self(images).argmax(1)
         self.iou.update(found, masks)
         if self.ious:

@@ -187,9 +187,7 @@ class ShardDataModule(lightning.LightningDataModule):
             raise ValueError(
                 "ShardDataModule() needs at least one split: pass train=, val=, test= or predict=Split(...)"
             )
-        self.augment = checked_augment(augment)
-        for name, split in self._given().items():
-            check_split(name, split, self.augment, training=kind_of(name) == "train")
+        self.augment = augment
         if augment is None and self._has_own_hook:
             check_types(self.splits)
         self._config = LoaderConfig(
@@ -245,6 +243,18 @@ class ShardDataModule(lightning.LightningDataModule):
         if given is not None and given is not self._trainer:
             self._begin_run()  # of the one within which this one works, if a subclass has its own setup()
         self._trainer = given
+
+    @property
+    def augment(self) -> nn.Module | None:
+        """Module called with the images; another one counts from the next epoch of each loader."""
+        return self._augment
+
+    @augment.setter
+    def augment(self, given: nn.Module | Sequence[nn.Module] | None) -> None:
+        augment = checked_augment(given)
+        for name, split in self._given().items():
+            check_split(name, split, augment, training=kind_of(name) == "train")
+        self._augment = augment
 
     @property
     def batch_size(self) -> int:
@@ -355,7 +365,10 @@ class ShardDataModule(lightning.LightningDataModule):
         is_look = self._is_within_hook("train")
         if before is not None and is_look:  # the run goes on with its own
             return loader
-        self._train = loader
+        loader.on_begin = partial(_begin_epoch, weakref.ref(self), weakref.ref(loader), is_train=True)
+        is_beside = self.trainer is None and self._previous is not None and self._previous.is_at_work
+        if not is_beside:
+            self._train = loader
         is_later = self.trainer is not None and self.trainer.current_epoch > 0
         if is_later and isinstance(loader, MixtureLoader) and isinstance(before, MixtureLoader):
             loader.warn_of_batch_size(before)
@@ -366,7 +379,8 @@ class ShardDataModule(lightning.LightningDataModule):
                 loader.follow(self._previous)
             elif self._place is not None:
                 loader.load_state_dict(self._place)
-            self._previous = loader
+            if not is_beside:
+                self._previous = loader
         self._place = None
         if self._resume is not None:
             loader.load_state_dict(self._resume)
@@ -400,7 +414,7 @@ class ShardDataModule(lightning.LightningDataModule):
         return _batches_taken(self.trainer, self._train.batches_in(epoch))
 
     def source_dataloader(self, name: str) -> Loader:
-        """Return the loader of one source of a mixture alone, ``"train/NAME"``: to look at its samples."""
+        """Return the loader of one split, such as ``"train/NAME"`` of a mixture, to look at its samples."""
         return self._loader(name)
 
     def val_dataloader(self) -> Loader | list[Loader]:
@@ -499,8 +513,10 @@ class ShardDataModule(lightning.LightningDataModule):
                 self._previous = self._place = None
             elif self._previous is None:
                 self._place = state
-            else:  # which the next loader follows
-                self._previous.load_state_dict(state)
+            else:  # which the next loader follows, if it is not a look beside that of the loop
+                beside = [each for each in self._in_use() if each.name == "train" and each.training]
+                for loader in {self._previous, *(each for each in beside if each.config == self._config)}:
+                    loader.load_state_dict(state)
         elif state is not None and self.trainer.state.fn == TrainerFn.FITTING:
             # An existing loader may be from a previous run; some strategies load after the loader is created.
             self._resume = state
@@ -594,11 +610,16 @@ class ShardDataModule(lightning.LightningDataModule):
         """Decode and augment a batch, for the Trainer's stage; without one, for the mode of ``augment``."""
         if isinstance(batch.image, GatheredImages):
             batch = batch.image.loader.arrived(batch, self.augment)
-        if self.augment is None:
-            return batch
-        is_training = self.augment.training if self.trainer is None else self.trainer.training
+        augment = self.augment
+        is_training = augment is not None and augment.training
+        is_training = is_training if self.trainer is None else self.trainer.training
         is_training &= loader is None or loader.training
         loader = self._train if loader is None else loader
+        pixels = self._pixels(is_training, split)
+        if is_training and loader is not None:  # as its epoch began: augment= may have been set since
+            augment, pixels = loader.prepares_for, loader.pixels
+        if augment is None:
+            return batch
         request = loader.claim() if is_training and loader is not None else None
         if request is not None and isinstance(batch, TARGET_BATCHES) and not self._runs_hook:
             raise ValueError(
@@ -606,12 +627,12 @@ class ShardDataModule(lightning.LightningDataModule):
                 f"on_after_batch_transfer() of {type(self).__name__} call super().on_after_batch_transfer() "
                 "in its own lines, not by another function"
             )
-        options: dict[str, Any] = {"is_augmented": self._pixels(is_training, split).dtype != torch.uint8}
+        options: dict[str, Any] = {"is_augmented": pixels.dtype != torch.uint8}
         if split is not None:
             options |= {"views": split.view_groups, "repeats": split.repeats}
         options["evaluates"] = self._evaluates
-        self.augment.train(is_training)
-        return augment_on_arrival(self.augment, batch, self._config.seed, request, **options)
+        augment.train(is_training)
+        return augment_on_arrival(augment, batch, self._config.seed, request, **options)
 
     def _split_of(self, dataloader_idx: int) -> Split | None:
         """Return the split of the batches that the Trainer is at; None without a Trainer."""
@@ -863,13 +884,9 @@ class ShardDataModule(lightning.LightningDataModule):
                 name=name,
                 **self._ranks(),
             )
-        loader.pixels = self._pixels(is_train, split)
         loader.yields_gathered = self.trainer is not None and self._has_own_hook
-        loader.distorted_by = self.augment if is_train else None
-        for part, fetcher in loader.fetchers().items():
-            check_transform_result(part, fetcher, self.augment)
-            if is_train:
-                check_mixed_labels(part, fetcher, self.augment)
+        self._prepare_images(loader)
+        loader.on_begin = partial(_begin_epoch, weakref.ref(self), weakref.ref(loader))
         self._keep(loader, is_only=self.trainer is not None and not is_look)
         is_plain = self.augment is not None and loader.pixels.dtype == torch.uint8
         if is_train and loader.ranks.is_first and is_plain and self._runs_hook:
@@ -885,6 +902,16 @@ class ShardDataModule(lightning.LightningDataModule):
             elif is_train:
                 warn_if_alone("Give Trainer(strategy='ddp', devices=...), with the processes of a node.")
         return loader
+
+    def _prepare_images(self, loader: Loader) -> None:
+        """Have a loader prepare the images of its next epochs for the module that ``augment`` is now."""
+        loader.pixels = self._pixels(loader.training, loader.split)
+        loader.prepares_for = self.augment
+        loader.distorted_by = self.augment if loader.training else None
+        for part, fetcher in loader.fetchers().items():
+            check_transform_result(part, fetcher, self.augment)
+            if loader.training:
+                check_mixed_labels(part, fetcher, self.augment)
 
     def _adopt_train(self) -> None:
         """Train on what ``splits`` has now: a mixture, a split in place of it, or others of its sources.
@@ -951,6 +978,20 @@ def _loaders_at_work(trainer: lightning.Trainer) -> Any:
 
 def _no_trainer() -> None:
     return None
+
+
+def _begin_epoch(
+    data_of: weakref.ref[ShardDataModule], loader_of: weakref.ref[Loader], is_train: bool = False
+) -> None:
+    """Note another ``augment``; and of ``train_dataloader()`` which one a loop without a Trainer reads."""
+    data, loader = data_of(), loader_of()
+    if data is None or loader is None:
+        return
+    data._forget_ended()
+    if loader.prepares_for is not data.augment:
+        data._prepare_images(loader)
+    if is_train and data.trainer is None:
+        data._train = data._previous = loader
 
 
 def _batches_under_way(reference: weakref.ref[lightning.Trainer]) -> int:

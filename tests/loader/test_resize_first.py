@@ -56,6 +56,27 @@ def test_the_same_bytes_as_torchvision(shard, mode):
     assert not torch.equal(fast.image, batch.image)
 
 
+@pytest.mark.parametrize("later", [RandomResizedCrop(56), CenterCrop(56), tarpeg.LetterBox(56)])
+def test_a_later_crop_of_another_kind_is_decoded(shard_of, later):
+    path = shard_of(*(sample(n, jpeg("420", 97, 71 + n, seed=n)) for n in range(6)))
+    for first, second in ((CROP, later), (later, CROP)):
+        for epoch, alone in enumerate((first, second)):
+            loaders = [exact(path, each) for each in (Progressive(first, {1: second}), alone)]
+            for loader in loaders:
+                loader.sampler.set_epoch(epoch)
+            (images,), (expected,) = ([batch.image for batch in loader] for loader in loaders)
+            assert torch.equal(images, expected)
+
+
+def test_masks_of_a_later_crop_are_refused_as_of_the_first(shard_of):
+    path = shard_of([*sample(0), ("k0000.png", picture("PNG"))])
+    split = Split(path, Progressive(CenterCrop(56), {2: CROP}), fidelity="exact", targets=tarpeg.Masks("png"))
+    with pytest.raises(ValueError, match="resizes whole images"):
+        tarpeg.ShardDataModule(split)
+    with pytest.raises(ValueError, match="depends on the boxes"):
+        Split(path, Progressive(CenterCrop(56), {2: tarpeg.RandomIoUCrop(56)}))
+
+
 def test_only_whole_images_are_decoded(shard_of, monkeypatch):
     path = shard_of(*(sample(n, jpeg("420", *size, seed=n)) for n, size in enumerate(SIZES)))
     calls = []

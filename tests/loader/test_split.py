@@ -22,6 +22,7 @@ from tarpeg import (
     ExtraBatch,
     Progressive,
     RandomResizedCrop,
+    RandomShortestSize,
     ShardError,
     Split,
     Whole,
@@ -109,6 +110,7 @@ class OwnCrop:
             for size in (None, 8, (0, 4), (4.5, 4), (4,))
         ),
         ({"crop": [SMALL] * 2, "views": 3}, "views=3, but crop= has 2 crops"),
+        ({"crop": RandomShortestSize([8, 9], 20), "views": 2}, "draws a size for each view"),
         *(({"views": n}, f"views={n!r} must be an integer of at least 1") for n in (0, True, 1.5)),
         *(({"repeats": n}, f"repeats={n!r} must be an integer of at least 1") for n in (0, 1.5, True, "3")),
         ({"repeats": 2, "weights": [1.0]}, r"repeats=2 and weights=\[1\.0\]"),

@@ -120,6 +120,14 @@ def test_a_schedule_warms_up_and_falls_with_a_cosine():
         made["lr_scheduler"].step()
     cosine = [0.04 + 3.96 * (1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(5)]
     assert rates == pytest.approx([0.4, 2.2, *cosine])
+    state = made["lr_scheduler"].state_dict()
+    model._trainer.max_epochs = 12  # a run that goes on
+    longer = model.configure_optimizers()
+    longer["lr_scheduler"].load_state_dict(state)
+    longer["optimizer"].step()
+    longer["lr_scheduler"].step()
+    now = 0.04 + 3.96 * (1 + math.cos(math.pi * 6 / 10)) / 2
+    assert longer["optimizer"].param_groups[0]["lr"] == pytest.approx(now)
     model._trainer.max_epochs = -1
     with pytest.raises(ConfigError, match=r"^model\.schedule .*trainer\.max_ep"):
         model.configure_optimizers()
@@ -198,6 +206,18 @@ def test_dinos_schedules_teacher_and_frozen_layer(tmp_path):
         momentum = 1 - 0.1 * (1 + math.cos(math.pi * step / 8)) / 2
         expected = momentum * watch.seen[step - 1][3][weight] + (1 - momentum) * watch.seen[step][4][weight]
         assert torch.allclose(watch.seen[step][3][weight], expected, atol=1e-6)
+    rates = []
+
+    class Rates(lightning.Callback):
+        def on_before_optimizer_step(self, trainer, *_):
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    run = lightning.Trainer(
+        max_epochs=8, accumulate_grad_batches=2, callbacks=[Rates()], enable_model_summary=False, **quiet
+    )
+    run.fit(dino(warmup_epochs=2), torch.utils.data.DataLoader(batches, batch_size=None))
+    cosine = [1e-6 + (0.5 - 1e-6) * (1 + math.cos(math.pi * step / 6)) / 2 for step in range(6)]
+    assert rates == pytest.approx([0, 0.5, *cosine])
 
 
 def test_dinos_loss_is_that_of_the_publication():

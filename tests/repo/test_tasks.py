@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
+from types import SimpleNamespace
 
+import lightning
 import pytest
 import tarpeg
 import torch
 from helpers.loaders import ALL
+from helpers.pictures import jpeg, saved
+from helpers.small_tars import sample, write_tar
 from helpers.training import trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from PIL import Image
 from torch import nn
 
 from training.callbacks import KeepOthers
 from training.checks import ConfigError
 from training.classifier import Classifier
+from training.detection import Detector, small_fcos
 from training.predictions import Predictions
+from training.segmentation import Segmenter
 from training.tasks import Task
 
 
@@ -204,6 +212,35 @@ def test_weights_of_outputs_stay_theirs_if_labels_are_missing():
     torch.testing.assert_close(own, (scores - labels)[known].abs().mean())
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_loss_of_ones_own_gets_no_missing_label(tmp_path, photos):
+    whole = table(tmp_path, "file,a", lambda n: "" if n < 9 else f"{n % 2}")
+
+    class Own(nn.Module):
+        def forward(self, scores, labels):
+            assert len(labels) and labels.min() >= 0
+            return nn.functional.cross_entropy(scores, labels)
+
+    losses = []
+
+    class Losses(lightning.Callback):
+        def on_train_batch_end(self, trainer, net, outputs, *_):
+            losses.append(float(outputs["loss"]))
+
+    label = tarpeg.Label("a", kind="class", optional=True)
+    for size in (8, 1):  # of 1: batches without any
+        made = data(photos, whole, label)
+        made.batch_size = size
+        trainer(tmp_path, callbacks=[Losses()]).fit(model(2, criterion=Own()), made)
+    assert all(map(math.isfinite, losses)) and losses.count(0.0) == 9
+
+
+def test_a_network_of_one_class_is_refused(tmp_path, photos):
+    made = tarpeg.ShardDataModule(tarpeg.Split(photos, tarpeg.CenterCrop(16)), workers=0)
+    with pytest.raises(ConfigError, match=r"num_classes=1: .*nothing to learn"):
+        trainer(tmp_path).fit(model(1), made)
+
+
 def test_a_loss_of_classes_leaves_missing_labels_out():
     loss = model(3).criterion
     scores = torch.randn(4, 3)
@@ -213,6 +250,54 @@ def test_a_loss_of_classes_leaves_missing_labels_out():
     )
     shares = nn.functional.one_hot(labels.clamp(0), 3).float()  # of Mix
     torch.testing.assert_close(loss(scores, shares), nn.functional.cross_entropy(scores, shares))
+
+
+def test_small_numbers_keep_their_digits(tmp_path):
+    found, fake = Predictions(tmp_path / "table.csv"), SimpleNamespace(is_global_zero=True, world_size=1)
+    found.on_predict_start(fake, None)
+    found.on_predict_batch_end(fake, None, [("a", 3.25e-7, 0.25), ("b", 0.0, -12.5)])
+    found.on_predict_end(fake, None)
+    rows = [*csv.reader(found.path.open())][1:]
+    assert rows == [["a", "3.25e-07", "0.250000"], ["b", "0.000000", "-12.500000"]]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_several_integers_per_image_have_a_remedy(tmp_path, photos):
+    whole = table(tmp_path, "file,a,b", lambda n: f"{n % 2},{n}")
+    with pytest.raises(ConfigError, match=r"^labels have 2 integers per image.* kind: number\}"):
+        trainer(tmp_path).fit(model(30), data(photos, whole, ["a", "b"]))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["classes", "masks", "boxes"])
+def test_batches_of_which_nothing_can_be_decoded_do_not_count(tmp_path, kind):
+    def box(number):
+        return json.dumps({"objects": [{"bbox": [2, 2, 9, 9], "category_id": 1}]}).encode()
+
+    members = []
+    for number in range(3):
+        image = jpeg("420", 32, 32, seed=number) if number < 2 else b"none"
+        more = sample(number, saved(Image.new("L", (32, 32), 1), "PNG"), "png")[:1] if kind == "masks" else []
+        members += [*sample(number, image, label=b"1"), *more, *sample(number, box(number), "json")[:1]]
+    write_tar(tmp_path / "a.tar", members)
+    targets = {"masks": tarpeg.Masks("png"), "boxes": tarpeg.Boxes("json:objects"), "classes": None}[kind]
+    given = {} if targets is None else {"targets": targets}
+    split = tarpeg.Split(f"{tmp_path}/a.tar", tarpeg.CenterCrop(32), **given)
+    made = tarpeg.ShardDataModule(
+        val=split, batch_size=2, workers=0, on_error="leave_out", augment=tarpeg.Augment()
+    )
+    net = {"classes": lambda: model(2), "masks": segmenter, "boxes": detector}[kind]()
+    fit = trainer(tmp_path)
+    fit.validate(net, made)
+    assert {"classes": "val/accuracy", "masks": "val/miou", "boxes": "val/map"}[kind] in fit.callback_metrics
+
+
+def segmenter():
+    return Segmenter(nn.Conv2d(3, 2, 1), torch.optim.SGD, 2)
+
+
+def detector():
+    return Detector(small_fcos(2, 32), torch.optim.SGD, 2)
 
 
 @pytest.mark.filterwarnings("ignore")

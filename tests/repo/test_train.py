@@ -221,6 +221,26 @@ def test_an_interrupted_run_has_called_the_hooks_of_the_module(photos, tmp_path,
     assert net.counts.tolist() == [2 * batches, 2]
 
 
+def test_an_interrupted_accumulation_ends_with_its_step(photos, tmp_path):
+    before, interrupt = signal.getsignal(signal.SIGINT), Interrupt(tmp_path)
+    batches, quiet = [], {**QUIET, "max_epochs": 1, "accumulate_grad_batches": 2}
+
+    class Ask(Send):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            batches.append(index)
+            if index == 2:
+                os.kill(os.getpid(), self.number)
+
+    try:
+        with pytest.raises(SystemExit):
+            run = lightning.Trainer(**quiet, callbacks=[Ask(signal.SIGTERM), interrupt])
+            run.fit(Net(), module(photos, batch_size=2))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    saved = torch.load(interrupt.saved, weights_only=False)
+    assert batches == [0, 1, 2, 3] and saved["global_step"] == 2
+
+
 def test_the_signals_are_those_of_others_again_after_a_run(photos, tmp_path):
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     trainer = lightning.Trainer(**QUIET, callbacks=[Interrupt(tmp_path)], limit_train_batches=1)
@@ -590,6 +610,8 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
     shards = ("data.train.shards=s3://b/a.tar", "data.val.shards=/v.tar")
     own = (saved(*streamed[:2], *shards), "validate=true")
     assert with_those_of_checkpoint(own) == ["data=shards", shards[1], *own]
+    fields = ("data=shards", "data.val.target=json:a.label", *shards)
+    assert with_those_of_checkpoint((saved(*fields), "validate=true"))[:4] == [*fields]
     own = (saved("data=shards", *shards), "validate=true")
     assert with_those_of_checkpoint(own) == ["data=shards", *shards, *own]
     own = (saved(*streamed[:2], *shards), "validate=true", "data.train.streaming=true")
@@ -611,7 +633,7 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
             if task.startswith("predict") and "streaming" in code:  # it reads no stream, see above
                 continue
             own = (saved(code, "data=shards"), task)
-            with pytest.raises(ConfigError, match=r"names code: .*trust_ckpt=true"):
+            with pytest.raises(ConfigError, match=r"may run code, .*trust_ckpt=true"):
                 with_those_of_checkpoint(own)
             trusting = [*own, "trust_ckpt=true"]
             assert with_those_of_checkpoint(trusting) == [code, "data=shards", *trusting]

@@ -12,7 +12,9 @@ import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 from omegaconf import ListConfig
+from tarpeg.sampling.buckets import AspectBuckets
 from tarpeg.sampling.crops import CenterCrop, Progressive, RandomCrop, RandomResizedCrop, Whole
+from tarpeg.sampling.patches import Patches
 from tarpeg.sampling.rng import uniforms
 from torchvision.transforms import v2
 
@@ -120,6 +122,16 @@ class Plain:
         (Progressive, {"sizes": {"0": 8}}, "epoch '0'"),
         (Progressive, {"sizes": {0: 0}}, "size=0"),
         (Progressive, {"sizes": {0: 8}, "crop": Plain()}, "frozen dataclass .*size"),
+        (
+            Progressive,
+            {"sizes": {1: AspectBuckets(96, 16)}, "crop": CenterCrop(8)},
+            "second run with the other crop goes on",
+        ),
+        (
+            Progressive,
+            {"sizes": {1: CenterCrop(8)}, "crop": Patches(8, [16], 64)},
+            "second run with the other crop goes on",
+        ),
     ],
 )
 def test_wrong_options_are_refused(make, options, text):

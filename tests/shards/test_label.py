@@ -121,6 +121,7 @@ CLASSES = Label("json:a", classes=["cat", "dog"])
         ([{"a": ["cat"]}, {"a": ["cow"]}], CLASSES, "k1", "not one of the 2"),
         ([{"a": ["cat"]}, {"a": 7}], CLASSES, "k1", "not a list of names"),
         ([{"a": [0, 2]}], Label("json:a", kind="classes"), "k0", "0 and 1"),
+        ([{"a": ["cat"]}, {"a": [None]}], Label("json:a", kind="classes"), "k0", r"classes=\["),
         ([{"a": 1, "b": -1}], Label(["json:a", "json:b"], kind="classes"), "k0", "empty, with optional=True"),
         ([{"a": -1}], Label("json:a", optional=True), "k0", "below 0"),
         ([{}], Label("json:a", optional=True), "k0", "kind="),

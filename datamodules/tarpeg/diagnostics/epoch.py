@@ -161,6 +161,8 @@ class EpochPlan:
 def plan_epoch(loader: Loader, epoch: int = 0, *, captions: int = 10_000) -> EpochPlan:
     """Return what an epoch will be: exactly, as all that is random is drawn, but no image is read.
 
+    Of images that are made of several samples, such as by ``Mosaic``, each sample counts as if it were alone.
+
     Args:
         loader: Of indexed samples; a stream has no plan.
         epoch: Number of the epoch.

@@ -226,16 +226,10 @@ def _batches(data: Any, split: str, samples: int, epoch: int, columns: int) -> I
         )
     if data.splits[split].streaming:
         raise ValueError(f"split={split!r} must not be streamed: its samples cannot be read a second time")
-    kind = kind_of(split)
-    names = [name for name in data.splits if name.startswith(f"{kind}/")]
-    if kind == "train" and names:  # a source of a mixture
-        loader = data.source_dataloader(split)
-    else:
-        loaders = getattr(data, f"{kind}_dataloader")()
-        loader = loaders[names.index(split)] if names else loaders
+    loader = data.source_dataloader(split)
     loader.sampler.set_epoch(epoch)
     if data.augment is not None:
-        data.augment.train(kind == "train")
+        data.augment.train(kind_of(split) == "train")
     seen = 0
     for batch in loader:
         yield loader, batch

@@ -436,7 +436,8 @@ class Fetcher:
 
     def _are_all_resized_first(self, encoded: Encoded) -> bool:
         """Whether no crop of the decoder is used; those of unknown size have to be decoded to be drawn."""
-        crops = (resizes_first(pipeline, self.split.fidelity) for pipeline in self.split.pipelines)
+        given, epoch = self.split, encoded.request.epoch
+        crops = (resizes_first(pipeline, given.fidelity, epoch) for pipeline in given.pipelines)
         return all(crops) and bool(encoded.sizes.all())
 
     def _nothing_decoded(self, encoded: Encoded, views: Sequence[View], out: Images | None) -> Decoded:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -148,6 +149,10 @@ class Loader:
     """Module that distorts the delivered images, for a warning about members that it does not move."""
     unused: Callable[[], int] = staticmethod(lambda: 0)
     """Return how many of the delivered batches their consumer has not used: the state is that before them."""
+    on_begin: Callable[[], None] = staticmethod(lambda: None)
+    """Called when an epoch begins, before any of its batches is fetched."""
+    prepares_for: nn.Module | None = None
+    """Module that a ``ShardDataModule`` will call with the delivered images, which are prepared for it."""
     yields_gathered: bool = False
     """Whether ``iter()`` leaves ``decode="device"`` to its caller, which calls ``arrived``."""
 
@@ -205,6 +210,8 @@ class Loader:
         self._delivered = 0
         self._is_exhausted = False  # the iterator has raised StopIteration
         self._iterations = 0
+        self._at_work = -1  # of the iterations, that which has begun last
+        self._iterator_of: weakref.ref[_Batches] | None = None
         self._has_warned_of_non_jpeg = False
         self._has_warned_of_decoded = False
         self._bad_before = 0  # substituted images of earlier epochs
@@ -248,9 +255,20 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:  # of one kind, which the settings decide: it may be unpacked
         """Return an iterator over the next epoch, augmented by ``augment`` and on ``device``."""
         if self.augment is None and self.device is None:
-            batches = self._batches(self._pixels)
-            return _Batches(self._decoded(batches) if self._decodes_on_arrival else batches)
+            batches = self._batches(None)
+            return self._held(self._decoded(batches) if self._decodes_on_arrival else batches)
         return self.deliver(self.augment, self.device)
+
+    def _held(self, batches: Generator[AnyBatch, None, None]) -> _Batches:
+        iterator = _Batches(batches)
+        self._iterator_of = weakref.ref(iterator)
+        return iterator
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether somebody holds an iterator of an epoch that has begun and not ended."""
+        goes_on = self._at_work == self._iterations and not self._is_exhausted
+        return goes_on and self._iterator_of is not None and self._iterator_of() is not None
 
     def __reduce__(self) -> NoReturn:
         """Refuse copy, deepcopy and pickle: a copy would share the workers, or not have them."""
@@ -292,7 +310,7 @@ class Loader:
             device: Device of the batches.
             evaluates: Whether ``augment`` will run in evaluation mode too, on batches of other loaders.
         """
-        return _Batches(self._augmented(augment, device, evaluates=evaluates))
+        return self._held(self._augmented(augment, device, evaluates=evaluates))
 
     def _augmented(
         self, augment: nn.Module | None, device: torch.device | str | None, *, evaluates: bool
@@ -585,13 +603,14 @@ class Loader:
         batch, _ = self._finished(result)
         return on_device(batch, gathered.data.device)
 
-    def _batches(self, pixels: PixelFormat) -> Generator[AnyBatch, None, None]:
-        """Yield the next epoch, with images in this format."""
+    def _batches(self, pixels: PixelFormat | None) -> Generator[AnyBatch, None, None]:
+        """Yield the next epoch, with images in this format; None: that of ``pixels``."""
         self.ranks.check_processes()
-        self._fetch_as(pixels)
+        self.on_begin()
+        self._fetch_as(self._pixels if pixels is None else pixels)
         # Lightning makes an iterator before it sets the epoch: a generator reads it at the first next().
         self._iterations += 1
-        iteration = self._iterations
+        iteration = self._at_work = self._iterations
         is_set = self.sampler.is_set
         self._epoch, self._delivered = self.sampler.begin(self._is_exhausted)
         # One may be ahead of the batch that was delivered last, and is not claimed yet.

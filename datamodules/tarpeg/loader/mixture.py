@@ -450,7 +450,7 @@ class MixtureLoader(Loader):
             facts[f"data of {name}"] = data_identity(feed, fetcher)
         return facts
 
-    def _batches(self, pixels: PixelFormat) -> Generator[AnyBatch, None, None]:
+    def _batches(self, pixels: PixelFormat | None) -> Generator[AnyBatch, None, None]:
         """Yield the next epoch, with the source of each row."""
         for batch in super()._batches(pixels):
             origin = self._unclaimed[-1].origin

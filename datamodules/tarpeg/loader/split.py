@@ -197,11 +197,19 @@ class Split:
             self._check_targets()
         if self.has_parts:
             self._check_parts()
-        for crop in self.view_crops():
-            if methods_of(crop_at(crop, 0)).boxes_among and not have_rectangles(self.targets):
+        for crop in self._all_crops():
+            if methods_of(crop).boxes_among and not have_rectangles(self.targets):
                 raise ValueError(
                     f"crop={crop!r} depends on the boxes of an image: give targets=tarpeg.Boxes(...), or a "
                     "list or dict with it"
+                )
+
+        for views in self.view_groups:
+            crop = crop_at(self.view_crops()[views[0]], 0)
+            if methods_of(crop).padded_size and len(views) > 1 and not self.shares_box:
+                raise ValueError(
+                    f"crop={crop!r} draws a size for each view, and these views have one: leave views= out, "
+                    "or give ScaleJitter, whose size is fixed"
                 )
 
     def open(self, *, is_first: bool = True) -> Source:

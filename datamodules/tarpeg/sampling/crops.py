@@ -388,6 +388,13 @@ class Progressive:
             if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
                 raise ValueError(f"sizes={self.sizes!r}: epoch {epoch!r} must be an int of at least 0")
             self.at(epoch)
+        for crop in (self.crop, *map(self.at, self.sizes)):
+            if hasattr(crop, "at_size") or hasattr(crop, "patch_size"):
+                raise ValueError(
+                    f"Progressive with {crop!r}: an epoch's batches of many shapes are planned before the "
+                    "first one. Train with one after another: a second run with the other crop goes on from "
+                    "the last checkpoint of the first"
+                )
 
     def at(self, epoch: int) -> Crop:
         """Return the crop of an epoch."""

@@ -356,7 +356,7 @@ def form_of(label: Label, columns: Sequence[Iterable[Any]], *, is_text: bool) ->
                 'a list that was written as a text, as are all others: write it as "cat|dog", with '
                 "separator='|', or give a DataFrame with lists; kind='class' takes each text as a name",
             )
-        names = {*map(_name, _flat(cells))}
+        names = {_name(each) for each in _flat(cells) if not is_missing(each)}  # reading these raises
         numbers = {name: number for number, name in enumerate(sorted(names))}
     return Form(label, kind, width, numbers, is_text)
 
