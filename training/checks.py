@@ -95,8 +95,8 @@ def check_run(config: DictConfig, model: lightning.LightningModule, has_val: boo
             raise ConfigError(f"{use} needs a checkpoint: give ckpt_path=...")
     if config.predict is not None and type(model).predict_step is lightning.LightningModule.predict_step:
         raise ConfigError(
-            f"predict= needs predict_step(), which {type(model).__name__} does not have: write one, or a loop "
-            'of your own ("A loop of your own" in docs/targets.md)'
+            f"predict= needs predict_step(), which {type(model).__name__} does not have: write one, or a "
+            "loop of your own over a loader with keys=True (docs/targets.md)"
         )
     if config.ckpt_path is not None and "://" not in config.ckpt_path:
         is_fit = config.predict is None and not config.validate

@@ -78,7 +78,7 @@ class Segmenter(lightning.LightningModule):
         total = nn.functional.cross_entropy(
             self(images), masks.long(), ignore_index=self.ignored, reduction="sum"
         )
-        loss = total / (masks != self.ignored).sum().clamp(min=1)  # not NaN if all are left out
+        loss: Tensor = total / (masks != self.ignored).sum().clamp(min=1)  # not NaN if all are left out
         self.log("train/loss", loss, prog_bar=True, batch_size=len(images))
         return loss
 
