@@ -59,6 +59,12 @@ def test_polygons_are_boxes_of_detection(tmp_path):
     assert all(each.keys() == {"bbox", "category", "category_id", "iscrowd"} for each in found)
 
 
+def test_a_line_that_is_there_twice_is_one_object(tmp_path):
+    line = "0 0.5 0.5 0.2 0.5\n"
+    found = documents(pack(tmp_path, layout(tmp_path, line + "1 0.5 0.5 0.2 0.5\n" + line)))["0"]["objects"]
+    assert [each["category"] for each in found] == ["cat", "dog"]
+
+
 @pytest.mark.parametrize(
     ("shape", "points", "expected"),
     [

@@ -39,7 +39,8 @@ class Yolo:
     ``category_id``, YOLO's number plus 1, as 0 is the background of torchvision's detectors; ``segmentation``
     or ``keypoints``.
 
-    An image without a file of labels has no objects. An image that is missing or not readable, and a line
+    An image without a file of labels has no objects, and a line that is there twice is one object, as in
+    Ultralytics. An image that is missing or not readable, and a line
     that is not as ``task`` describes it (numbers that are not finite, further than 0.01 outside of 0..1, an
     unknown class) leave out the image; ``make_shards`` counts and lists them.
 
@@ -237,14 +238,15 @@ class _Lines:
 
     def document(self, image: Upright) -> dict[str, Any]:
         """Return the fields of the JSON member; raises BrokenError."""
-        objects = []
+        objects, seen = [], set[str]()
         if self.path is not None:
             try:
                 lines = read_file(self.path).decode("utf-8-sig").splitlines()
             except UnicodeDecodeError as error:
                 raise BrokenError(f"{self.path} is not text: {error}") from error
             for number, line in enumerate(lines, start=1):
-                if line.strip():
+                if line.strip() and line.strip() not in seen:  # Ultralytics drops repeated lines, too
+                    seen.add(line.strip())
                     objects.append(self._object(f"{self.path}, line {number}", line.split(), image.size))
         return {
             "image_id": self.number,
