@@ -12,6 +12,7 @@ import re
 import warnings
 import weakref
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -1156,7 +1157,8 @@ def test_a_look_beside_a_plain_loop_is_none_of_its_epochs(tmp_path, look, at):
     write_tar(tmp_path / "a.tar", [each for i in range(10) for each in sample(i)])
 
     def made():
-        return ShardDataModule(Split(f"{tmp_path}/a.tar", CenterCrop(16)), batch_size=2, workers=0, keys=True)
+        split = Split(f"{tmp_path}/a.tar", CenterCrop(16))
+        return ShardDataModule(split, batch_size=2, workers=0, keys=True, drop_last=True)
 
     def act(data):
         if look == "sheet":
@@ -1186,6 +1188,16 @@ def test_a_look_beside_a_plain_loop_is_none_of_its_epochs(tmp_path, look, at):
         assert [batch.key for batch in data.train_dataloader()] == expected[2]
         return
     for is_first in (True, False):  # the state is loaded before the loader is made, or after it
+        other = made()
+        if look == "length" and not is_first:  # after an epoch of the loader, too
+            loader = other.train_dataloader()
+            assert [batch.key for batch in loader] == expected[0]
+            act(other)
+            other.load_state_dict(state)
+            assert [batch.key for batch in loader] == expected[1][2:]
+            other.splits["train"] = replace(other.splits["train"])
+            other.train_dataloader()
+            other.load_state_dict(state)
         other = made()
         if is_first:
             other.load_state_dict(state)

@@ -32,7 +32,7 @@ def with_cosine(module: lightning.LightningModule, optimizer: torch.optim.Optimi
         return min(1.0, (step + 1) / max(1, warmup)) * (1 + math.cos(math.pi * min(1.0, step / steps))) / 2
 
     # Not OneCycleLR: a run that goes on for more epochs would keep the steps of the first.
-    schedule = LambdaLR(optimizer, share)
+    schedule = _Shares(optimizer, share)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
@@ -54,7 +54,22 @@ def by_epochs(optimizer: torch.optim.Optimizer, epochs: int, warmup: int, start:
         return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
 
     # Not CosineAnnealingLR, whose state has the epochs of the run before: a longer one would rise again.
-    return LambdaLR(optimizer, share)
+    return _Shares(optimizer, share)
+
+
+class _Shares(LambdaLR):
+    """Shares of the largest learning rate; a run that goes on has its own ones from its first step."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on at that epoch or step, of this class or any other."""
+        self.last_epoch = state_dict["last_epoch"]
+        self._step_count = self.last_epoch + 1
+        groups = self.optimizer.param_groups
+        self.base_lrs = [group.get("initial_lr", group["lr"]) for group in groups]
+        self._last_lr = []
+        for group, lr, share in zip(groups, self.base_lrs, self.lr_lambdas, strict=True):
+            group["lr"] = lr * share(self.last_epoch)
+            self._last_lr.append(group["lr"])
 
 
 def _steps(trainer: lightning.Trainer) -> int:

@@ -232,6 +232,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._previous: Loader | None = None  # of train, without a Trainer, until teardown()
         self._resume: Mapping[str, Any] | None = None
         self._place: Mapping[str, Any] | None = None  # where train begins without a Trainer
+        self._plain: list[weakref.ref[Loader]] = []  # loaders of train, made without a Trainer
 
     @property
     def trainer(self) -> lightning.Trainer | None:
@@ -381,6 +382,7 @@ class ShardDataModule(lightning.LightningDataModule):
                 loader.load_state_dict(self._place)
             if not is_beside:
                 self._previous = loader
+            self._plain = [weakref.ref(each) for each in (*self._plain_loaders(), loader)]
         self._place = None
         if self._resume is not None:
             loader.load_state_dict(self._resume)
@@ -395,6 +397,10 @@ class ShardDataModule(lightning.LightningDataModule):
             if isinstance(loader, MixtureLoader):
                 sampler.on_set = partial(_count_batches, weakref.ref(self.trainer), weakref.ref(loader))
         return loader
+
+    def _plain_loaders(self) -> list[Loader]:
+        """Return the loaders of train that live and were made without a Trainer."""
+        return [loader for reference in self._plain if (loader := reference()) is not None]
 
     def batches_in(self, epoch: int) -> int:
         """Return how many batches of an epoch of train a Trainer takes, for schedules of a mixture.
@@ -514,9 +520,10 @@ class ShardDataModule(lightning.LightningDataModule):
             elif self._previous is None:
                 self._place = state
             else:  # which the next loader follows, if it is not a look beside that of the loop
-                beside = [each for each in self._in_use() if each.name == "train" and each.training]
-                for loader in {self._previous, *(each for each in beside if each.config == self._config)}:
-                    loader.load_state_dict(state)
+                self._previous.load_state_dict(state)
+                for loader in self._plain_loaders():
+                    if loader is not self._previous:
+                        loader.place = state
         elif state is not None and self.trainer.state.fn == TrainerFn.FITTING:
             # An existing loader may be from a previous run; some strategies load after the loader is created.
             self._resume = state
@@ -528,7 +535,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
         Without a Trainer, it goes on where train was.
         """
-        state = {**self.__dict__, "_trainer": None, "_trainers": [], "_loaders": []}
+        state = {**self.__dict__, "_trainer": None, "_trainers": [], "_loaders": [], "_plain": []}
         state |= {"_train": None, "_fitted": None, "_previous": None}
         state["_learnt"] = self._learnt if self._train is self._fitted else None
         if self._place is None and self._previous is not None:
@@ -990,6 +997,9 @@ def _begin_epoch(
     data._forget_ended()
     if loader.prepares_for is not data.augment:
         data._prepare_images(loader)
+    if (place := loader.place) is not None:
+        loader.place = None
+        loader.load_state_dict(place)
     if is_train and data.trainer is None:
         data._train = data._previous = loader
 

@@ -121,13 +121,20 @@ def test_a_schedule_warms_up_and_falls_with_a_cosine():
     cosine = [0.04 + 3.96 * (1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(5)]
     assert rates == pytest.approx([0.4, 2.2, *cosine])
     state = made["lr_scheduler"].state_dict()
+    assert state["last_epoch"] == 7
     model._trainer.max_epochs = 12  # a run that goes on
     longer = model.configure_optimizers()
-    longer["lr_scheduler"].load_state_dict(state)
-    longer["optimizer"].step()
-    longer["lr_scheduler"].step()
-    now = 0.04 + 3.96 * (1 + math.cos(math.pi * 6 / 10)) / 2
-    assert longer["optimizer"].param_groups[0]["lr"] == pytest.approx(now)
+    rise = torch.optim.lr_scheduler.LinearLR(made["optimizer"], 0.1)
+    fall = torch.optim.lr_scheduler.CosineAnnealingLR(made["optimizer"], 4)
+    older = torch.optim.lr_scheduler.SequentialLR(made["optimizer"], [rise, fall], [2]).state_dict()
+    for saved in (state, {**older, "last_epoch": 7}):  # of earlier versions
+        longer["optimizer"].load_state_dict(made["optimizer"].state_dict())
+        longer["lr_scheduler"].load_state_dict(saved)
+        for epoch in (5, 6):
+            now = 0.04 + 3.96 * (1 + math.cos(math.pi * epoch / 10)) / 2
+            assert longer["optimizer"].param_groups[0]["lr"] == pytest.approx(now)
+            longer["optimizer"].step()
+            longer["lr_scheduler"].step()
     model._trainer.max_epochs = -1
     with pytest.raises(ConfigError, match=r"^model\.schedule .*trainer\.max_ep"):
         model.configure_optimizers()
