@@ -235,8 +235,10 @@ class _Child:
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as broken:
             code = self._process.wait()
             raise ShardError(
-                f"a worker process died with status {code} (-9: killed, usually for lack of memory); "
-                "use fewer workers, or workers=0 to work in this process"
+                f"a worker process died with status {code} (-9: killed, usually for lack of memory; 1: its "
+                "error is above, such as a class of the script itself: it belongs in a module that workers "
+                "can import); use fewer workers, or none, which work in this process: workers=0, or "
+                "executor=0 of build_cache"
             ) from broken
         if error is not None:
             raise error

@@ -14,7 +14,8 @@ from helpers.pictures import saved
 from helpers.training import Net, fitted, trainer
 from PIL import Image
 from tarpeg.errors import ResumeError
-from tarpeg.loader.preprocessing import described, restored
+from tarpeg.loader.preprocessing import check_preprocessing, described, restored
+from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 VAL = tarpeg.CenterCrop(16, shorter=20)
@@ -63,6 +64,10 @@ OTHERS = {
     ),
     "interpolation": ({"settings": {"interpolation": "bicubic"}}, "interpolation='bicubic', .*='bilinear'"),
     "fidelity": ({"settings": {"fidelity": "exact"}}, "fidelity='exact', .*='fast'"),
+    "space": (
+        {"augment": tarpeg.Augment([0.5] * 3, [0.2, 0.3, 0.4], space="ycbcr")},
+        "space='ycbcr', .*space='rgb'",
+    ),
     "mean": ({"augment": tarpeg.Augment()}, r"mean=\[0\.485, .*mean=\[0\.5, 0\.5, 0\.5\]"),
 }
 
@@ -104,6 +109,13 @@ COMPOSED = v2.Compose(
 )
 
 
+# Of PIL images, which are always antialiased.
+OLDER = v1.Compose(
+    [v1.Resize((16, 18), antialias=False), v1.ToTensor(), v1.Normalize(torch.zeros(3), [1.0] * 3)]
+)
+NEAREST = v1.Compose([v1.Resize((16, 18), v1.InterpolationMode.NEAREST), v1.ToTensor()])
+
+
 @pytest.mark.parametrize(
     ("settings", "augment"),
     [
@@ -115,6 +127,9 @@ COMPOSED = v2.Compose(
         ({"crop": tarpeg.LetterBox((40, 24), fill=(9, 200, 90))}, None),
         ({"crop": tarpeg.LetterBox(30, center=False), "channels": 1}, None),
         ({"transform": COMPOSED}, None),
+        ({"crop": VAL}, tarpeg.Augment([0.4] * 3, [0.2] * 3, space="ycbcr")),
+        ({"transform": OLDER}, None),
+        ({"transform": NEAREST}, None),
     ],
     ids=str,
 )
@@ -122,7 +137,10 @@ def test_what_is_stored_prepares_the_same_images(photos, settings, augment):
     split = tarpeg.Split(photos, fidelity="exact", **settings)
     stored = json.loads(json.dumps(described(split, augment)))
     known = restored(stored)
-    assert described(known.split(photos), known.augment()) == stored
+    again = described(known.split(photos), known.augment())
+    check_preprocessing("val", again, stored)  # raises for another
+    check_preprocessing("val", stored, again)
+    assert again == stored or settings.get("transform") in (OLDER, NEAREST)  # which has ToImage and ToDtype
 
     def images(split, augment):
         loader = tarpeg.Loader(split, 4, training=False, augment=augment, workers=0)

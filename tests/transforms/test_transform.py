@@ -537,6 +537,18 @@ def test_views_of_other_types(photos):
             list(load(photos, [compose(*CROP, v2.RandomGrayscale()), compose(*CROP, step)]))
 
 
+def test_steps_of_albumentations_draw_each_for_itself(photos):
+    def flipped(*steps):
+        steps = v2.Compose([v2.CenterCrop(8), *steps, v2.ConvertImageDtype()])
+        return next(iter(load(photos, steps, batch_size=23))).image
+
+    whole = flipped()
+    pair = [albumentations.HorizontalFlip(p=0.5), albumentations.VerticalFlip(p=0.5)]
+    forms = [whole, whole.flip(3), whole.flip(2), whole.flip(2, 3)]
+    found = [[torch.equal(row, form[i]) for form in forms] for i, row in enumerate(flipped(*pair))]
+    assert {row.index(True) for row in found} == {0, 1, 2, 3}
+
+
 def test_a_generator_of_its_own_is_a_warning(photos):
     own, within = np.random.default_rng(0), albumentations.Compose([albumentations.GaussNoise(p=1.0)])
     for step in (

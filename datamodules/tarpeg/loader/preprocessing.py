@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +21,7 @@ from ..sampling.rng import LATER_PASS
 from ..shards.paths import Paths
 from ..shards.source import Source
 from ..shards.urls import is_url, public_url
-from ..transforms.torchvision import flattened, name_of
+from ..transforms.torchvision import flattened, method_of, name_of
 from .augmenting import modules_of, uncompiled
 from .classes import stored_classes
 from .split import Split
@@ -62,6 +63,7 @@ class Preprocessing:
         channels: As in ``Split``.
         mean: Of ``tarpeg.Augment``, for values in 0..1; None without it.
         std: As ``mean``.
+        space: Of ``tarpeg.Augment``: "rgb", or "ycbcr".
         classes: Names of the classes by label; empty if they are unknown.
 
     Example:
@@ -80,6 +82,7 @@ class Preprocessing:
     channels: Any = 3
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
+    space: Any = "rgb"
     classes: Sequence[str] = ()
 
     def split(self, shards: Paths | Source, **options: Any) -> Split:
@@ -94,7 +97,9 @@ class Preprocessing:
 
     def augment(self) -> Augment | None:
         """Return the module that normalises, for ``ShardDataModule(augment=...)``; None without one."""
-        return None if self.mean is None or self.std is None else Augment(self.mean, self.std)
+        if self.mean is None or self.std is None:
+            return None
+        return Augment(self.mean, self.std, space=self.space)
 
     def compose(self) -> Any:
         """Return a ``v2.Compose`` that does the same to one image.
@@ -126,10 +131,30 @@ class Preprocessing:
                 parts += [v2.Resize(self.crop.shorter, mode), v2.CenterCrop(self.crop.size)]
             else:
                 parts.append(Boxed(self.crop, self.interpolation))
-        parts += [_step_of(step) for step in self.steps or ()]
-        if self.mean is not None and self.std is not None:
+        steps: list[Any] = []
+        if self.steps:
+            steps = flattened(v2.Compose([_step_of(step) for step in self.steps]))
+        for place, step in enumerate(steps):
+            if name_of(step) == "Resize" and (method := method_of(steps, place)) is not None:
+                mode = InterpolationMode(method[0])  # as loaders read a list for PIL images
+                steps[place] = v2.Resize(step.size, mode, step.max_size, antialias=method[1])
+        parts += steps
+        if self.space != "rgb":
+            parts.append(_OneImage(self.augment()))
+        elif self.mean is not None and self.std is not None:
             parts += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(self.mean), list(self.std))]
         return v2.Compose(parts)
+
+
+class _OneImage(nn.Module):
+    """Calls a module of batches with one image ``[C, H, W]``."""
+
+    def __init__(self, module: nn.Module | None) -> None:
+        super().__init__()
+        self.module = nn.Identity() if module is None else module.eval()
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.module(image[None])[0]  # type: ignore[no-any-return]
 
 
 def preprocessing(checkpoint: str | os.PathLike[str] | Mapping[str, Any]) -> Preprocessing:
@@ -210,8 +235,8 @@ def described(split: Split, augment: nn.Module | None) -> Stored:
     found: Stored = {"crop": crop, "transform": _transform(split.transform)}
     found |= {name: getattr(split, name) for name in ("interpolation", "fidelity", "channels")}
     module = uncompiled(next(iter(modules_of(augment)), None))
-    if isinstance(module, Augment):
-        return {**found, "mean": list(module.mean), "std": list(module.std)}
+    if isinstance(module, Augment) and type(module).forward is Augment.forward:
+        return {**found, "mean": list(module.mean), "std": list(module.std), "space": module.space}
     own = None if module is None else _own(module)
     return {**found, "mean": own, "std": own}
 
@@ -231,7 +256,8 @@ def restored(stored: Stored, classes: Sequence[str] = ()) -> Preprocessing:
         steps = stored["transform"]
         if steps is not None:
             steps = [{**step, "name": _known_step(step["name"])} for step in steps]
-        found = Preprocessing(crop=made, steps=steps, classes=classes, **same)
+        space = stored.get("space", "rgb")  # states of earlier versions have none
+        found = Preprocessing(crop=made, steps=steps, classes=classes, space=space, **same)
         found.augment()  # raises for numbers that are none
     except (KeyError, TypeError, ValueError) as error:
         raise ResumeError(f"preprocessing={stored} of the checkpoint cannot be read: {error!r}") from error
@@ -249,7 +275,7 @@ def check_preprocessing(name: str, now: Stored, before: object) -> None:
     if not isinstance(before, dict):
         return
     for part, value in now.items():
-        if part in before and before[part] != value:
+        if part in before and _written_out(before[part]) != _written_out(value):
             raise ResumeError(
                 Message(
                     f"{name} has {part}={shown_part(value)}, but the validation of the checkpoint had {part}="
@@ -259,6 +285,20 @@ def check_preprocessing(name: str, now: Stored, before: object) -> None:
                     ".",
                 )
             )
+
+
+def _written_out(value: Any) -> Any:
+    """Return a stored value; of a list of steps, those of two in one as ``_step_of`` makes them."""
+    if not isinstance(value, list):
+        return value
+    steps = list[Any]()
+    for step in value:
+        if isinstance(step, dict) and step.get("name") in ("ToTensor", "ConvertImageDtype"):
+            dtype = step.get("dtype", _DTYPES[0])
+            steps += [{"name": "ToImage"}, {"name": "ToDtype", "dtype": dtype, "scale": True}]
+        else:
+            steps.append(step)
+    return steps
 
 
 def shown_part(value: Any) -> str:
@@ -330,6 +370,8 @@ def _step_of(stored: Stored) -> Any:
 
 def _plain(value: Any) -> Any:
     value = getattr(value, "value", value)  # of InterpolationMode
+    if isinstance(value, (torch.Tensor, np.ndarray)):  # timm's mean
+        value = value.tolist()
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if isinstance(value, (tuple, list)):

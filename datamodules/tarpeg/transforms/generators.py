@@ -87,6 +87,6 @@ def _seed(seed: int, steps: Sequence[Step]) -> None:
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
-    for step in steps:
-        if isinstance(step, Albumentations):
-            step.seed(seed)
+    own = (step for step in steps if isinstance(step, Albumentations))
+    for number, step in enumerate(own):  # each with other draws, as the generators above go on
+        step.seed(seed + number)
