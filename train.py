@@ -135,8 +135,8 @@ def fit(
     """Train; after Ctrl-C or SIGTERM print how to go on, and exit as a program does that it ends."""
     try:
         trainer.fit(model, datamodule=data, **checkpoint)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError):
-        if trainer.global_step == 0:  # it has not begun
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+        if trainer.global_step == 0 and not isinstance(error, tarpeg.ShardError):  # it has not begun
             path, trusted = checkpoint["ckpt_path"], not checkpoint["weights_only"]
             explain_remote(path, model, trusted=trusted)
         raise

@@ -1165,7 +1165,7 @@ def test_a_look_beside_a_plain_loop_is_none_of_its_epochs(tmp_path, look, at):
             contact_sheet(data, tmp_path / "sheet.png", samples=2)
         elif look == "length":
             assert len(data.train_dataloader()) == 5
-        elif at == "within":
+        else:
             next(iter(data.source_dataloader("train")))
 
     plain = made().train_dataloader()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
@@ -141,7 +140,8 @@ class Interrupt(lightning.Callback):
         # Ranks ask each other only now and then: each time they wait for their GPUs. After the last batch of
         # an epoch, on_train_epoch_end does.
         every = 1 if trainer.world_size == 1 else getattr(trainer, "log_every_n_steps", 0) or 50
-        every = math.lcm(every, trainer.accumulate_grad_batches)  # a checkpoint has no gradients
+        step = trainer.accumulate_grad_batches  # whose gradients a checkpoint does not have
+        every = step * max(1, every // step)
         if (batch_idx + 1) % every == 0 and batch_idx + 1 < trainer.num_training_batches:
             self._end_if_asked(trainer, partial(pl_module.on_train_batch_end, outputs, batch, batch_idx))
 

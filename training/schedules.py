@@ -14,7 +14,7 @@ from .checks import ConfigError
 
 NO_END = (
     "the learning rate falls until the end of the training, which is not known: give trainer.max_epochs=, "
-    "and for a stream data.train.streaming.samples=, the samples per epoch; or trainer.max_steps="
+    "and for a stream the samples per epoch, 'data.train.streaming={_target_: tarpeg.Streaming, samples: N}'"
 )
 
 

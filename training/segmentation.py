@@ -76,7 +76,7 @@ class Segmenter(lightning.LightningModule):
         """Return the cross entropy of a batch."""
         images, masks = batch[:2]  # a mixture has the source of each row too
         total = nn.functional.cross_entropy(
-            self(images), masks.long(), ignore_index=self.ignored, reduction="sum"
+            self(images).float(), masks.long(), ignore_index=self.ignored, reduction="sum"
         )
         loss: Tensor = total / (masks != self.ignored).sum().clamp(min=1)  # not NaN if all are left out
         self.log("train/loss", loss, prog_bar=True, batch_size=len(images))

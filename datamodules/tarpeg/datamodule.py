@@ -20,7 +20,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import nn
 
-from .errors import ShardError, explains_arguments, warn
+from .errors import ResumeError, ShardError, explains_arguments, warn
 from .loader.arrivals import GatheredImages
 from .loader.augmenting import augment_on_arrival, moving, pixels_of
 from .loader.batch import TARGET_BATCHES, AnyBatch
@@ -187,7 +187,7 @@ class ShardDataModule(lightning.LightningDataModule):
             raise ValueError(
                 "ShardDataModule() needs at least one split: pass train=, val=, test= or predict=Split(...)"
             )
-        self.augment = augment
+        self._augment = self._checked(augment)
         if augment is None and self._has_own_hook:
             check_types(self.splits)
         self._config = LoaderConfig(
@@ -252,10 +252,15 @@ class ShardDataModule(lightning.LightningDataModule):
 
     @augment.setter
     def augment(self, given: nn.Module | Sequence[nn.Module] | None) -> None:
+        # A hook of a subclass may choose one for each batch.
+        self._augment = self._checked(given) if self._has_own_hook or isinstance(given, Sequence) else given
+
+    def _checked(self, given: nn.Module | Sequence[nn.Module] | None) -> nn.Module | None:
+        """Return a module for ``augment``. Raises ValueError for one that does not suit a split."""
         augment = checked_augment(given)
         for name, split in self._given().items():
             check_split(name, split, augment, training=kind_of(name) == "train")
-        self._augment = augment
+        return augment
 
     @property
     def batch_size(self) -> int:
@@ -522,8 +527,8 @@ class ShardDataModule(lightning.LightningDataModule):
             else:  # which the next loader follows, if it is not a look beside that of the loop
                 self._previous.load_state_dict(state)
                 for loader in self._plain_loaders():
-                    if loader is not self._previous:
-                        loader.place = state
+                    with suppress(ResumeError):  # of a split that was replaced, or another size of batches
+                        loader.load_state_dict(state)
         elif state is not None and self.trainer.state.fn == TrainerFn.FITTING:
             # An existing loader may be from a previous run; some strategies load after the loader is created.
             self._resume = state
@@ -623,7 +628,8 @@ class ShardDataModule(lightning.LightningDataModule):
         is_training &= loader is None or loader.training
         loader = self._train if loader is None else loader
         pixels = self._pixels(is_training, split)
-        if is_training and loader is not None:  # as its epoch began: augment= may have been set since
+        is_prepared = self._has_own_hook or isinstance(batch, TARGET_BATCHES)
+        if is_training and loader is not None and is_prepared:  # as its epoch began: augment= may be another
             augment, pixels = loader.prepares_for, loader.pixels
         if augment is None:
             return batch
@@ -960,7 +966,7 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         ended = set[Loader]()
         for other in self._in_use():
-            is_unused = self.trainer is None and other.has_ended
+            is_unused = self.trainer is None and other.has_ended and not other.is_at_work
             if other.name == loader.name and (is_only or is_unused):
                 other.close()
                 ended.add(other)
@@ -997,9 +1003,6 @@ def _begin_epoch(
     data._forget_ended()
     if loader.prepares_for is not data.augment:
         data._prepare_images(loader)
-    if (place := loader.place) is not None:
-        loader.place = None
-        loader.load_state_dict(place)
     if is_train and data.trainer is None:
         data._train = data._previous = loader
 

@@ -103,6 +103,27 @@ def test_names_are_those_of_the_labels_or_unknown(tmp_path, form):
     assert split(tarpeg.Boxes(objects, label=None)).classes() is None
 
 
+def test_the_background_may_be_a_category_with_id_0(tmp_path):
+    image = Image.new("RGB", (40, 40))
+    image.save(tmp_path / "0.jpg")
+    names = ["__background__", "cat", "dog"]
+    document = {
+        "images": [{"id": 0, "file_name": "0.jpg"}],
+        "categories": [{"id": id, "name": name} for id, name in enumerate(names)],
+        "annotations": [{"id": 1, "image_id": 0, "category_id": 2, "bbox": [1, 1, 9, 9]}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    report = tarpeg.make_shards(tmp_path / "out", tarpeg.Coco(tmp_path, tmp_path / "a.json"), workers=0)
+    split = tarpeg.Split(iter(report.shards), tarpeg.Whole(40), targets=tarpeg.Boxes("json:objects"))
+    assert split.classes() == names
+    (batch,) = tarpeg.Loader(split, batch_size=1, workers=0)
+    assert batch.targets[0]["labels"].tolist() == [2]
+    document["categories"][0]["id"] = 3
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    with pytest.raises(ShardError, match="'__background__', which is label 0 without it"):
+        tarpeg.make_shards(tmp_path / "other", tarpeg.Coco(tmp_path, tmp_path / "a.json"), workers=0)
+
+
 def test_names_of_ids_without_gaps_are_known(tmp_path):
     split = tarpeg.Split(
         numbered(tmp_path, (1, 2, 3)), tarpeg.Whole(32), targets=tarpeg.Boxes("json:objects")

@@ -37,6 +37,7 @@ from tarpeg.shards.mapped import Shards
 from tarpeg.transforms.pixels import PixelFormat
 
 SMALL = RandomResizedCrop(32)
+SHORTEST = RandomShortestSize([8, 9], 20)
 
 
 load = functools.partial(loaders.load, workers=0, max_bad=1.0)
@@ -110,7 +111,10 @@ class OwnCrop:
             for size in (None, 8, (0, 4), (4.5, 4), (4,))
         ),
         ({"crop": [SMALL] * 2, "views": 3}, "views=3, but crop= has 2 crops"),
-        ({"crop": RandomShortestSize([8, 9], 20), "views": 2}, "draws a size for each view"),
+        *(
+            ({"crop": crop, "views": 2}, "draws a size for each view")
+            for crop in (SHORTEST, Progressive(SMALL, {1: SHORTEST}))
+        ),
         *(({"views": n}, f"views={n!r} must be an integer of at least 1") for n in (0, True, 1.5)),
         *(({"repeats": n}, f"repeats={n!r} must be an integer of at least 1") for n in (0, 1.5, True, "3")),
         ({"repeats": 2, "weights": [1.0]}, r"repeats=2 and weights=\[1\.0\]"),

@@ -209,6 +209,8 @@ def build_cache(
     refuse_reduced(targets, reducing(job.describe_codec(codec)), f"dest={str(folder)!r}")
     if images is not None:
         check_images("images", images)
+    if isinstance(source, Iterator):  # Path.glob(); it is read more than once
+        source = [*source]
     listing = listing_of(source, several=images is not None)
     if images is not None and isinstance(listing, FolderListing):
         raise ValueError(

@@ -165,7 +165,10 @@ def read_file(path: str | Path) -> bytes:
 
 
 def names_with_background(names: Iterable[str]) -> dict[str, int]:
-    """Return the labels 1, 2, ... by name, with 0 for the background."""
+    """Return the labels 1, 2, ... by name, with 0 for the background. ShardError for another one."""
+    names = [*names]
+    if BACKGROUND in names:
+        raise ShardError(f"a class has the name {BACKGROUND!r}, which is label 0 without it: leave it out")
     return {name: label for label, name in enumerate((BACKGROUND, *names))}
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from ..errors import ShardError, check_integer
 from ..files import read_regular
+from ..shards.classes import BACKGROUND
 from ..shards.packing import Listing
 from .annotated import (
     AnnotatedImage,
@@ -166,12 +167,13 @@ class Coco:
         notes += count(
             "images without annotations", [each.file_name for each in file.images if each.id not in own]
         )
-        if 0 in categories:
+        named = {id: name for id, name in categories.items() if id or name != BACKGROUND}
+        if 0 in named:
             notes.append(
                 f"category_id 0 is {categories[0]!r}: torchvision's detectors take label 0 for the "
                 'background; give Boxes(label="category", labels=...) the table classes.json'
             )
-        classes = names_with_background(categories[id] for id in sorted(categories))
+        classes = names_with_background(named[id] for id in sorted(named))
         return Listing(shuffled(images, self.seed), classes, broken, notes)
 
     def _read(self) -> _File:

@@ -19,7 +19,6 @@ from ..augment.geometry import may_move
 from ..augment.module import Augment
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
-from ..sampling.crops import Progressive
 from ..shards.labels import read_labels
 from ..shards.source import Source, where_of
 from ..targets.instance_map import InstanceMap
@@ -253,8 +252,11 @@ def _check_masks_follow(name: str, split: Split) -> None:
     """Raise ValueError for masks of images that are resized whole and then cropped."""
     from .resize_first import resizes_first  # it loads the operators, which a split does not
 
-    epochs = {0}.union(*(crop.sizes for crop in split.view_crops() if isinstance(crop, Progressive)))
-    crops = [resizes_first(each, split.fidelity, epoch) for each in split.pipelines for epoch in epochs]
+    crops = [
+        resizes_first(pipeline, split.fidelity, epoch)
+        for pipeline in split.pipelines
+        for epoch in split.crop_epochs
+    ]
     has_pixels = any(isinstance(each, _PIXELS) for each in by_name(split.targets or ()).values())
     if has_pixels and any(crops):
         raise ValueError(

@@ -279,7 +279,9 @@ def check_gathers(name: str, split: Split) -> None:
         "crop=tarpeg.Patches(...)": split.patches is not None,
         "a crop that shows several samples": split.has_parts,
         "fidelity='exact' and a crop that resizes before it crops": any(
-            resizes_first(pipeline, split.fidelity) for pipeline in split.pipelines
+            resizes_first(pipeline, split.fidelity, epoch)
+            for pipeline in split.pipelines
+            for epoch in split.crop_epochs
         ),
         f"steps of transform= that need pixels in the worker, {[*python, *policies]!r}": bool(
             python or policies

@@ -113,7 +113,7 @@ def _are_alike(one: Fetcher, other: Fetcher) -> bool:
     if sizes[0] != sizes[1] or one.decoding != other.decoding or splits[0].channels != splits[1].channels:
         return False
     has_own_steps = [
-        isinstance(pipeline.crop, Uncropped) or resizes_first(pipeline, split.fidelity) is not None
+        isinstance(pipeline.crop, Uncropped) or resizes_first(pipeline, split.fidelity, 0) is not None
         for pipeline, split in zip(pipelines, splits, strict=True)
     ]
     if any(has_own_steps) and not _is_same(*crops):

@@ -151,8 +151,6 @@ class Loader:
     """Return how many of the delivered batches their consumer has not used: the state is that before them."""
     on_begin: Callable[[], None] = staticmethod(lambda: None)
     """Called when an epoch begins, before any of its batches is fetched."""
-    place: Mapping[str, Any] | None = None
-    """State that a ``ShardDataModule`` has for its next epoch."""
     prepares_for: nn.Module | None = None
     """Module that a ``ShardDataModule`` will call with the delivered images, which are prepared for it."""
     yields_gathered: bool = False

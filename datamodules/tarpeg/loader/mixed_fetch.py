@@ -282,7 +282,7 @@ def _common_of(fetchers: list[Fetcher], groups: list[Fetcher]) -> Fetcher | None
     first = groups[0]
     for each in groups:
         pipeline, split = each.split.pipelines[0], each.split
-        if isinstance(pipeline.crop, Uncropped) or resizes_first(pipeline, split.fidelity) is not None:
+        if isinstance(pipeline.crop, Uncropped) or resizes_first(pipeline, split.fidelity, 0) is not None:
             return None
         is_alike = each.decoding == first.decoding and split.channels == first.split.channels
         if not is_alike or each._crop_format != first._crop_format or pipeline.least is not None:

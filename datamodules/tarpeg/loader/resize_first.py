@@ -32,7 +32,7 @@ _BY_PILLOW = {
 }
 
 
-def resizes_first(pipeline: Pipeline, fidelity: str, epoch: int = 0) -> CenterCrop | None:
+def resizes_first(pipeline: Pipeline, fidelity: str, epoch: int) -> CenterCrop | None:
     """Return the crop of a view whose images are resized before they are cropped; None for other views."""
     if fidelity != "exact" or isinstance(pipeline.crop, Uncropped):
         return None

@@ -7,10 +7,11 @@ import hashlib
 import operator
 import os
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 from weakref import WeakKeyDictionary
@@ -160,6 +161,9 @@ class Split:
     shared_box: bool | None = None
 
     def __post_init__(self) -> None:
+        shards: Any = self.shards
+        if isinstance(shards, Iterator):  # Path.glob(); it is read more than once
+            object.__setattr__(self, "shards", [*shards])
         if not _may_be_shards(self.shards):
             raise ValueError(
                 f"shards={shown(self.shards)} must be a folder, a path, a glob, a brace pattern, a list of "
@@ -204,9 +208,10 @@ class Split:
                     "list or dict with it"
                 )
 
-        for views in self.view_groups:
-            crop = crop_at(self.view_crops()[views[0]], 0)
-            if methods_of(crop).padded_size and len(views) > 1 and not self.shares_box:
+        together = [views for views in self.view_groups if len(views) > 1 and not self.shares_box]
+        shared = [self.view_crops()[views[0]] for views in together]
+        for each, epoch in product(shared, self.crop_epochs):
+            if methods_of(crop := crop_at(each, epoch)).padded_size:
                 raise ValueError(
                     f"crop={crop!r} draws a size for each view, and these views have one: leave views= out, "
                     "or give ScaleJitter, whose size is fixed"
@@ -516,9 +521,12 @@ class Split:
 
     def _all_crops(self) -> list[Crop]:
         """Return the crops of all views in all epochs."""
-        given = self.view_crops()
-        epochs = sorted({0}.union(*(crop.sizes for crop in given if isinstance(crop, Progressive))))
-        return [crop_at(crop, epoch) for epoch in epochs for crop in given]
+        return [crop_at(crop, epoch) for epoch in self.crop_epochs for crop in self.view_crops()]
+
+    @property
+    def crop_epochs(self) -> list[int]:
+        """The epochs from which crops change, and 0."""
+        return sorted({0}.union(*(crop.sizes for crop in self.view_crops() if isinstance(crop, Progressive))))
 
     @cached_property
     def is_decoded_only(self) -> bool:
