@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from tarpeg import CacheError
@@ -31,6 +33,12 @@ def test_errors_are_raised_in_the_caller():
 def test_the_death_of_a_child_is_an_error():
     with pytest.raises(ShardError, match="status 3"):
         list(map_in_order(os._exit, [3, 3, 3], 2))
+
+
+def test_what_a_call_prints_is_no_reply(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])  # which Python leaves out
+    blocks = ["echo a program that prints"] * 4
+    assert list(map_in_order(os.system, blocks, 2)) == [0] * 4
 
 
 @pytest.mark.parametrize("workers", [0, 2])

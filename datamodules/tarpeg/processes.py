@@ -223,7 +223,12 @@ class _Child:
     """One child process that runs `serve`."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-c", _CHILD, json.dumps(sys.path)]
+        command = [
+            sys.executable,
+            "-c",
+            _CHILD,
+            json.dumps([each for each in sys.path if isinstance(each, str)]),
+        ]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -256,7 +261,8 @@ def serve() -> None:
     """Answer calls from standard input until it is closed; runs in the child."""
     # Ctrl-C reaches the whole process group: the parent handles it and closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what programs and libraries print that a call starts
     sys.stdout = sys.stderr
     while True:
         try:

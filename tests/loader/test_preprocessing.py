@@ -159,6 +159,25 @@ def test_what_is_stored_prepares_the_same_images(photos, settings, augment):
     assert found.shape == expected.shape and ((found - expected).abs().mean() * scale) < 0.7
 
 
+def test_a_compose_of_gray_reads_images_of_one_bit(tmp_path):
+    page = Image.fromarray(np.arange(100 * 120).reshape(100, 120) % 7 < 3).convert("1")
+    split = tarpeg.Split(tmp_path, tarpeg.Whole(24), channels=1, target=None, fidelity="exact")
+    (tmp_path / "a.png").write_bytes(saved(page, "PNG"))
+    (batch,) = tarpeg.Loader(split, 1, training=False, workers=0)
+    found = restored(described(split, None)).compose()((tmp_path / "a.png").read_bytes())
+    assert found.dtype == torch.uint8 and len(found.unique()) > 9
+    assert (found.float() - batch.image[0].float()).abs().max() <= 1
+
+
+def test_numbers_of_a_single_channel_are_those_of_all(photos):
+    steps = v1.Compose([v1.Resize((16, 18)), v1.ToTensor(), v1.Normalize(0.5, 0.25)])
+    split = tarpeg.Split(photos, transform=steps)
+    known = restored(described(split, None))
+    image = torch.full((3, 20, 20), 255, dtype=torch.uint8)
+    assert torch.allclose(known.compose()(image), torch.full((3, 16, 18), 2.0))
+    assert known.split(photos).transform is not None
+
+
 @pytest.mark.parametrize("channels", [3, 1])
 def test_a_compose_reads_files_as_loaders_do(tmp_path, channels):
     rng = np.random.default_rng(5)

@@ -614,6 +614,30 @@ class EarlyOfOwn(OfOwn, Early):
     """As ``OfOwn``; Lightning makes the loaders before it restores its loops."""
 
 
+@pytest.mark.parametrize("form", ["alone", "dict"])
+def test_a_loader_of_a_trainer_whose_schedule_counts_the_steps(photos, tmp_path, form):
+    """Lightning makes the loaders before it has their states then, and does not load them."""
+
+    class Scheduled(Net):
+        def training_step(self, batch, index):
+            return super().training_step(batch["a"] if isinstance(batch, dict) else batch, index)
+
+        def configure_optimizers(self):
+            self.steps = self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    def fit(**given):
+        split = tarpeg.Split(photos, tarpeg.RandomCrop(16, enlarge_if_needed=True))
+        loaders = [tarpeg.Loader(split, 4, keys=True, workers=0, seed=n) for n in (3, 4)]
+        net, saves = Scheduled(), ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=8, save_top_k=-1)
+        run = trainer(tmp_path, max_epochs=3, callbacks=[saves], enable_checkpointing=True)
+        run.fit(net, dict(zip("ab", loaders, strict=True)) if form == "dict" else loaders[0], **given)
+        return [batch.key for batch in net.seen["train"]]
+
+    whole = fit()
+    assert fit(ckpt_path=tmp_path / "step=8.ckpt", weights_only=False) == whole[8:]
+
+
 @pytest.mark.parametrize("kind", ["stream", "beside"])
 @pytest.mark.parametrize("reload", [0, 1])
 def test_an_early_number_of_steps_beside_loaders_without_a_length(photos, tmp_path, kind, reload):

@@ -170,7 +170,7 @@ def plan_epoch(loader: Loader, epoch: int = 0, *, captions: int = 10_000) -> Epo
             the split has a ``Text`` with a tokenizer; 0: none.
 
     Raises:
-        ValueError: For a stream, and for a crop that depends on the objects in the images.
+        ValueError: For a stream.
 
     Example:
         >>> loader = tarpeg.Loader(tarpeg.Split(shards, tarpeg.RandomCrop(96)), batch_size=4, workers=0)

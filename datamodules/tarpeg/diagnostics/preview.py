@@ -35,6 +35,7 @@ from ..sampling.geometry import View
 from ..sampling.sampler import Request
 from ..shards.pillow import open_rgb
 from ..shards.urls import local_folder
+from ..transforms.pixels import PixelFormat
 from .overlays import moved_targets, with_targets
 
 _PAGE, _CARD, _INK, _GRAY, _BOX = "#eef0f3", "#ffffff", "#20262d", "#75808c", "#e4572e"
@@ -227,6 +228,7 @@ def _batches(data: Any, split: str, samples: int, epoch: int, columns: int) -> I
     if data.splits[split].streaming:
         raise ValueError(f"split={split!r} must not be streamed: its samples cannot be read a second time")
     loader = data.source_dataloader(split)
+    loader.pixels = PixelFormat()  # crops as they are, also of a Trainer's run
     loader.sampler.set_epoch(epoch)
     if data.augment is not None:
         data.augment.train(kind_of(split) == "train")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..sampling.buckets import AspectBuckets
-from ..sampling.crops import CenterCrop, RandomCrop, RandomResizedCrop, Whole, crop_at, methods_of
+from ..sampling.crops import CenterCrop, RandomCrop, RandomResizedCrop, Whole, methods_of
 from ..sampling.sampler import shown
 from ..targets.protocols import type_names
 from ..transforms.pipeline import Uncropped
@@ -59,10 +59,10 @@ def _is_whole(pipeline: Any) -> bool:
 
 def _check_crops(split: Any, given: str) -> None:
     """Raise ValueError for crops of one image."""
-    for crop in split.view_crops():
+    for crop in split.all_crops():
         if isinstance(crop, Uncropped):
             continue
-        methods = methods_of(crop_at(crop, 0))
+        methods = methods_of(crop)
         special = methods.partners or methods.patch_size or methods.boxes_among
         if isinstance(crop, AspectBuckets) or special or methods.has_many_sizes or methods.at_size:
             raise ValueError(
@@ -70,7 +70,7 @@ def _check_crops(split: Any, given: str) -> None:
                 "one image of each sample. Give a crop of one size, such as RandomResizedCrop(224) or "
                 "LetterBox(224)"
             )
-        one: Any = crop_at(crop, 0)
+        one: Any = crop
         if split.fidelity == "exact" and isinstance(one, CenterCrop) and one.shorter is not None:
             raise ValueError(
                 f"fidelity='exact', crop={crop!r} and {given}: whole images would be resized before they are "

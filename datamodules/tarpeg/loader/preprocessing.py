@@ -361,6 +361,8 @@ def _step_of(stored: Stored) -> Any:
         dtype = _DTYPES[0] if name == "ToTensor" else given["dtype"]
         steps = [v2.ToImage(), v2.ToDtype(_dtype(dtype), scale=True)]
         return v2.Compose(steps)
+    if name == "Normalize":
+        given = {part: value if isinstance(value, list) else [value] for part, value in given.items()}
     if "dtype" in given:
         given["dtype"] = _dtype(given["dtype"])
     if "interpolation" in given:

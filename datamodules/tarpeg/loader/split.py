@@ -201,7 +201,7 @@ class Split:
             self._check_targets()
         if self.has_parts:
             self._check_parts()
-        for crop in self._all_crops():
+        for crop in self.all_crops():
             if methods_of(crop).boxes_among and not have_rectangles(self.targets):
                 raise ValueError(
                     f"crop={crop!r} depends on the boxes of an image: give targets=tarpeg.Boxes(...), or a "
@@ -517,9 +517,9 @@ class Split:
     @cached_property
     def has_parts(self) -> bool:
         """Whether images are made of several samples, in some epoch."""
-        return any(methods_of(crop).partners for crop in self._all_crops())
+        return any(methods_of(crop).partners for crop in self.all_crops())
 
-    def _all_crops(self) -> list[Crop]:
+    def all_crops(self) -> list[Crop]:
         """Return the crops of all views in all epochs."""
         return [crop_at(crop, epoch) for epoch in self.crop_epochs for crop in self.view_crops()]
 
@@ -701,7 +701,7 @@ class Split:
 
     def _check_parts(self) -> None:
         """Check a split whose images are made of several samples."""
-        crop: Any = next(crop for crop in self._all_crops() if methods_of(crop).partners)
+        crop: Any = next(crop for crop in self.all_crops() if methods_of(crop).partners)
         if len(self.pipelines) > 1:
             raise ValueError(f"crop={crop!r} is for one view, not {len(self.pipelines)}")
         if self.runs_python:
@@ -709,7 +709,7 @@ class Split:
                 f"crop={crop!r} takes no steps of transform= in Python behind it: leave them out, or give "
                 "those that Augment or a policy has. split.plan() shows the steps"
             )
-        for each in self._all_crops():
+        for each in self.all_crops():
             if methods_of(each).is_pasted:
                 check_pasted(each, self.targets)
         if self.texts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from ..errors import check_integer, warn
 from .rng import LATER_PASS
@@ -59,6 +60,8 @@ class EpochCounter:
             )
         if self.on_epoch is not None:
             epoch = self.on_epoch(epoch)
+        elif is_trainer and self._resumed is None:
+            _load_missed_state(sys._getframe(1), self)
         resumed, _, is_end = self._resumed or (0, 0, False)
         if is_trainer and resumed >= LATER_PASS and resumed % LATER_PASS == epoch:  # in a further pass
             self.epoch = resumed + is_end * LATER_PASS
@@ -209,6 +212,25 @@ def _epoch_at_work(frame: FrameType | None) -> tuple[int, bool] | None:
     """
     found = fit_loop_above(frame, but="tarpeg.loader.dataset")
     return None if found is None or found.f_code.co_name != "setup_data" else epoch_of_loop(found)
+
+
+def _load_missed_state(frame: FrameType, counter: EpochCounter) -> None:
+    """Load the state of a loader that Lightning has not loaded, as it made the loader before it had it.
+
+    It does so if the module reads ``trainer.estimated_stepping_batches`` (its issue 20550). The attributes
+    are private: nothing is loaded in a version without them.
+    """
+    found = fit_loop_above(frame)
+    loop = None if found is None else found.f_locals["self"]
+    states = getattr(loop, "_combined_loader_states_to_load", None)
+    if not states or not getattr(loop, "restarting", False):
+        return
+    loaders: list[Any] = getattr(getattr(loop, "_combined_loader", None), "flattened", [])
+    loaders = [each for each in loaders if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")]
+    if len(loaders) == len(states):
+        for loader, state in zip(loaders, states, strict=True):
+            if getattr(loader, "sampler", None) is counter:
+                loader.load_state_dict(state)
 
 
 def fit_loop_above(frame: FrameType | None, but: str = "") -> FrameType | None:

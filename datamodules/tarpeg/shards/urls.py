@@ -363,10 +363,12 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]], remedy: str = _REMEDY) -
     blobs: list[bytes] = []
     located = [(*file_system(one[0]), *one) for one in ranges]
     for system, group in itertools.groupby(located, lambda one: one[0]):
-        _, paths, urls, starts, stops = map(list, zip(*group, strict=True))
-        with shard_errors(urls[0], remedy):
-            read = partial(system.cat_ranges, paths, starts, stops, on_error="raise")
-            blobs += patiently(urls[0], read)
+        given = [*group]
+        url, found = given[0][2], dict[int, bytes]()
+        parts = [(path, start, stop) for _, path, _, start, stop in given]
+        with shard_errors(url, remedy):
+            patiently(url, partial(_read_missing, system, parts, found))
+        blobs += [found[place] for place in range(len(given))]
     for (url, start, stop), blob in zip(ranges, blobs, strict=True):
         if len(blob) != stop - start:
             raise ShardError(
@@ -374,6 +376,23 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]], remedy: str = _REMEDY) -
                 f"{stop}. It may have changed: start again."
             )
     return blobs
+
+
+def _read_missing(system: Any, ranges: Sequence[tuple[str, int, int]], found: dict[int, bytes]) -> None:
+    """Read those ranges, (path, start, stop), that were not found yet; raise the error of one of them."""
+    missing = [place for place in range(len(ranges)) if place not in found]
+    paths, starts, stops = (
+        list(column) for column in zip(*(ranges[place] for place in missing), strict=True)
+    )
+    results = system.cat_ranges(paths, starts, stops, on_error="return")
+    found |= {
+        place: result
+        for place, result in zip(missing, results, strict=True)
+        if not isinstance(result, BaseException)
+    }
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
 
 
 def patiently(url: str, read: Callable[[], _Read], *, is_repeatable: bool | None = None) -> _Read:

@@ -30,7 +30,9 @@ class Opened(nn.Module):
             image = open_upright(bytes(image))
         if isinstance(image, Image.Image):
             image = of_8_bits(image)
-            if self.channels != 1 or image.mode not in ("1", "L"):
+            if self.channels == 1 and image.mode == "1":
+                image = image.convert("L")  # not booleans
+            elif self.channels != 1 or image.mode != "L":
                 image = to_rgb(image)
         elif not isinstance(image, (Tensor, np.ndarray)):
             raise TypeError(
