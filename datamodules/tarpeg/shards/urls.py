@@ -465,7 +465,8 @@ def _is_transient(error: BaseException) -> bool:
     # FSTimeoutError is asyncio's, which was not Python's before 3.11.
     lost = _errors_of("aiohttp", "ClientConnectionError", "ClientPayloadError")
     lost += _errors_of("botocore.exceptions", "HTTPClientError")
-    is_busy = isinstance(error, OSError) and error.errno == errno.EBUSY  # s3fs's for "SlowDown"
+    # s3fs's for "SlowDown" and for "InternalError".
+    is_busy = isinstance(error, OSError) and error.errno in (errno.EBUSY, getattr(errno, "EREMOTEIO", None))
     return is_busy or isinstance(error, (ConnectionError, TimeoutError, asyncio.TimeoutError, *lost))
 
 
