@@ -48,7 +48,7 @@ from .loader.ranks import Mesh, data_rank, rank_of_strategy, warn_if_alone
 from .loader.split import Split
 from .machine import warn_about_spinning_threads
 from .ops import library
-from .sampling.epochs import EpochCounter, hook_at_work
+from .sampling.epochs import EpochCounter, hook_at_work, warn_of_left_out
 from .sampling.sampler import shown
 from .shards.source import Source
 from .transforms.pixels import PixelFormat
@@ -1059,22 +1059,6 @@ def _count_batches(trainer_of: weakref.ref[lightning.Trainer], loader_of: weakre
         trainer.val_check_batch = max(1, int(loop.max_batches * interval))
 
 
-def _warn_of_left_out(loop: Any) -> None:
-    """Warn of a checkpoint within an epoch of which Lightning has a position, and the loader has none.
-
-    Lightning does so itself for loaders without a state, which this one has.
-    """
-    batches = loop.batch_progress
-    done = batches.current.processed
-    if done and not batches.is_last_batch:
-        warn(
-            f"the checkpoint is at batch {done} of an epoch, and another data module or "
-            "DataLoader wrote it: the epoch begins with its first batch, and the trainer ends it "
-            f"{done} batches early, whose samples do not come in it. A checkpoint from the "
-            "end of an epoch has no such gap; model.load_state_dict() takes the weights alone."
-        )
-
-
 def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch: int) -> int:
     """Return the epoch that begins; Lightning has chosen ``epoch`` for a restart.
 
@@ -1089,7 +1073,7 @@ def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch
     if progress is None or not hasattr(loop, "_restarting") or not hasattr(loop.epoch_loop, "restarting"):
         return epoch
     if loop.restarting and not sampler.has_state:
-        _warn_of_left_out(loop.epoch_loop)
+        warn_of_left_out(loop.epoch_loop)
     batches: Any = loop.epoch_loop.batch_progress
     done, is_over = batches.current.processed, progress.ready == progress.started == progress.processed
     if sampler.is_within and not loop.restarting and sampler.place[0] == epoch:

@@ -636,6 +636,11 @@ def test_a_loader_of_a_trainer_whose_schedule_counts_the_steps(photos, tmp_path,
 
     whole = fit()
     assert fit(ckpt_path=tmp_path / "step=8.ckpt", weights_only=False) == whole[8:]
+    saved = torch.load(tmp_path / "step=8.ckpt", weights_only=False)
+    saved["loops"]["fit_loop"]["state_dict"]["combined_loader"] = []  # of another kind of loader
+    torch.save(saved, tmp_path / "other.ckpt")
+    with pytest.warns(UserWarning, match="is at batch 2 of an epoch, and another data module or"):
+        fit(ckpt_path=tmp_path / "other.ckpt", weights_only=False)
 
 
 @pytest.mark.parametrize("kind", ["stream", "beside"])

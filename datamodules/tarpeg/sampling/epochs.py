@@ -60,7 +60,7 @@ class EpochCounter:
             )
         if self.on_epoch is not None:
             epoch = self.on_epoch(epoch)
-        elif is_trainer and self._resumed is None:
+        elif is_trainer and not self.has_state and not self._is_ahead:
             _load_missed_state(sys._getframe(1), self)
         resumed, _, is_end = self._resumed or (0, 0, False)
         if is_trainer and resumed >= LATER_PASS and resumed % LATER_PASS == epoch:  # in a further pass
@@ -218,19 +218,36 @@ def _load_missed_state(frame: FrameType, counter: EpochCounter) -> None:
     """Load the state of a loader that Lightning has not loaded, as it made the loader before it had it.
 
     It does so if the module reads ``trainer.estimated_stepping_batches`` (its issue 20550). The attributes
-    are private: nothing is loaded in a version without them.
+    are private: nothing is loaded in a version without them. Warns if there is no state.
     """
     found = fit_loop_above(frame)
-    loop = None if found is None else found.f_locals["self"]
-    states = getattr(loop, "_combined_loader_states_to_load", None)
-    if not states or not getattr(loop, "restarting", False):
-        return
+    loop: Any = None if found is None else found.f_locals["self"]
+    states: list[Any] = getattr(loop, "_combined_loader_states_to_load", [])
     loaders: list[Any] = getattr(getattr(loop, "_combined_loader", None), "flattened", [])
+    own = next((each for each in loaders if getattr(each, "sampler", None) is counter), None)
+    if own is None or not getattr(loop, "restarting", False):  # of a validation, or no resumed run
+        return
     loaders = [each for each in loaders if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")]
-    if len(loaders) == len(states):
-        for loader, state in zip(loaders, states, strict=True):
-            if getattr(loader, "sampler", None) is counter:
-                loader.load_state_dict(state)
+    if len(loaders) == len(states) and own in loaders:
+        own.load_state_dict(states[loaders.index(own)])
+    elif hasattr(loop, "epoch_loop"):
+        warn_of_left_out(loop.epoch_loop)
+
+
+def warn_of_left_out(loop: Any) -> None:
+    """Warn of a checkpoint within an epoch of which Lightning has a position, and the loader has none.
+
+    Lightning does so itself for loaders without a state, which this one has.
+    """
+    batches = loop.batch_progress
+    done = batches.current.processed
+    if done and not batches.is_last_batch:
+        warn(
+            f"the checkpoint is at batch {done} of an epoch, and another data module or "
+            "DataLoader wrote it: the epoch begins with its first batch, and the trainer ends it "
+            f"{done} batches early, whose samples do not come in it. A checkpoint from the "
+            "end of an epoch has no such gap; model.load_state_dict() takes the weights alone."
+        )
 
 
 def fit_loop_above(frame: FrameType | None, but: str = "") -> FrameType | None:
