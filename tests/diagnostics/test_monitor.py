@@ -15,6 +15,7 @@ import pytest
 import tarpeg
 import torch
 from helpers import training
+from helpers.small_tars import sample, write_tar
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from tarpeg import Augment, CenterCrop, DataStallMonitor, ShardDataModule, Split
@@ -128,6 +129,16 @@ def module(photos, split=None, **settings):
     crop = CenterCrop(32)
     train, val = Split(str(photos), crop, **(split or {})), Split(str(photos), crop)
     return ShardDataModule(train, val, batch_size=2, allow_overlap=True, **settings)
+
+
+def test_images_that_were_replaced_before_a_reload_count(tmp_path):
+    write_tar(tmp_path / "a.tar", [each for n in range(6) for each in sample(n, b"" if n == 2 else None)])
+    split = Split(f"{tmp_path}/a.tar", CenterCrop(16))
+    for reload in (0, 1):
+        data = ShardDataModule(split, batch_size=2, workers=0, augment=Augment())
+        options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": reload}
+        _, run = fit(training.Net(), data=data, **options)
+        assert run.callback_metrics["data/substituted"] == 3
 
 
 def test_a_slow_shard_loader_and_the_setting_that_helps(photos, monkeypatch):

@@ -379,18 +379,20 @@ class _Loaders:
         self._given: Any = None
         self._loaders: list[Loader] = []
         self._before = 0  # bytes that the loaders had read at the last look
+        self._replaced = 0  # images, by the loaders before these
         self.looks = 0
         self.queued: int | None = None
         self.nbytes: int | None = None
 
     @property
     def substituted(self) -> int:
-        """Images that were replaced since the loaders were made."""
-        return sum(loader.substituted for loader in self._loaders)
+        """Images that were replaced, also by the loaders before a reload."""
+        return self._replaced + sum(loader.substituted for loader in self._loaders)
 
     def look(self, given: Any) -> None:
         """Add their present values, at the end of a step. ``given``: loaders of the Trainer, in any form."""
         if given is not self._given:
+            self._replaced = self.substituted
             self._given, self._before = given, 0
             self._loaders = [each for each in CombinedLoader(given).flattened if isinstance(each, Loader)]
         self.looks += 1
