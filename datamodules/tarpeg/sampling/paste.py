@@ -29,10 +29,10 @@ class CopyPaste:
 
     The number of pasted objects is uniform from 1 to all that the other sample's crop shows, or
     ``max_objects``. Crowds (``iscrowd`` of ``Boxes``) are not pasted, and nothing that ``targets=`` would
-    drop. Pixels of pasted objects belong to no other: masks lose them, and an object that loses all, or so many that
-    ``min_pixels``, ``min_size``, ``min_area`` or ``min_visibility`` drop it, is dropped. The box of an object
-    that loses pixels becomes the bounds of those that are left, and its area their share; its keypoints under
-    a pasted object become hidden, visibility 1.
+    drop. Pixels of pasted objects belong to no other: masks lose them, and an object that loses all, or so
+    many that ``min_pixels``, ``min_size``, ``min_area`` or ``min_visibility`` drop it, is dropped. The box of
+    an object that loses pixels becomes the bounds of those that are left, and its area their share; its
+    keypoints under a pasted object become hidden, visibility 1.
 
     Args:
         crop: Crop of both images, of one size: ``ScaleJitter``, ``LetterBox``, ``RandomResizedCrop`` or one
