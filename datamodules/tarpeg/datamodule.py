@@ -526,7 +526,7 @@ class ShardDataModule(lightning.LightningDataModule):
                 self._place = state
             else:  # which the next loader follows, if it is not a look beside that of the loop
                 self._previous.load_state_dict(state)
-                for loader in self._plain_loaders():
+                for loader in {*self._plain_loaders()} - {self._previous}:
                     with suppress(ResumeError):  # of a split that was replaced, or another size of batches
                         loader.load_state_dict(state)
         elif state is not None and self.trainer.state.fn == TrainerFn.FITTING:
@@ -627,12 +627,13 @@ class ShardDataModule(lightning.LightningDataModule):
         is_training = is_training if self.trainer is None else self.trainer.training
         is_training &= loader is None or loader.training
         loader = self._train if loader is None else loader
-        pixels = self._pixels(is_training, split)
+        pixels = None
         is_prepared = self._has_own_hook or isinstance(batch, TARGET_BATCHES)
         if is_training and loader is not None and is_prepared:  # as its epoch began: augment= may be another
             augment, pixels = loader.prepares_for, loader.pixels
         if augment is None:
             return batch
+        pixels = self._pixels(is_training, split) if pixels is None else pixels
         request = loader.claim() if is_training and loader is not None else None
         if request is not None and isinstance(batch, TARGET_BATCHES) and not self._runs_hook:
             raise ValueError(

@@ -40,9 +40,9 @@ class Yolo:
     or ``keypoints``.
 
     An image without a file of labels has no objects, and a line that is there twice is one object, as in
-    Ultralytics. An image that is missing or not readable, and a line
-    that is not as ``task`` describes it (numbers that are not finite, further than 0.01 outside of 0..1, an
-    unknown class) leave out the image; ``make_shards`` counts and lists them.
+    Ultralytics. An image that is missing or not readable, and a line that is not as ``task`` describes it
+    (numbers that are not finite, further than 0.01 outside of 0..1, an unknown class) leave out the image;
+    ``make_shards`` counts and lists them.
 
     Args:
         root: data.yaml, or a folder of images, with ``names``.

@@ -250,17 +250,13 @@ def _check_targets_follow(name: str, augment: nn.Module | None) -> None:
 
 def _check_masks_follow(name: str, split: Split) -> None:
     """Raise ValueError for masks of images that are resized whole and then cropped."""
-    from .resize_first import resizes_first  # it loads the operators, which a split does not
+    from .resize_first import crops_behind_a_resize  # it loads the operators, which a split does not
 
-    crops = [
-        resizes_first(pipeline, split.fidelity, epoch)
-        for pipeline in split.pipelines
-        for epoch in split.crop_epochs
-    ]
+    crops = crops_behind_a_resize(split)
     has_pixels = any(isinstance(each, _PIXELS) for each in by_name(split.targets or ()).values())
-    if has_pixels and any(crops):
+    if has_pixels and crops:
         raise ValueError(
-            f"{name} has targets= with Masks, crop={next(filter(None, crops))!r} and fidelity='exact', which "
+            f"{name} has targets= with Masks, crop={crops[0]!r} and fidelity='exact', which "
             "resizes whole images before it crops them; masks are cropped first: give fidelity='fast'"
         )
 

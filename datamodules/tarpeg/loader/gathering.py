@@ -24,7 +24,7 @@ from .batch import Decoded, Encoded, FetchResult, Images, Piece, Pieces, Shape, 
 from .config import LoaderConfig
 from .drawing import Size
 from .fetch import OF_THE_RESULT, Fetcher, Place
-from .resize_first import resizes_first
+from .resize_first import crops_behind_a_resize
 from .split import Split
 from .workers import end_if_forked
 
@@ -278,11 +278,7 @@ def check_gathers(name: str, split: Split) -> None:
         "image=, several images of a sample": split.image is not None,
         "crop=tarpeg.Patches(...)": split.patches is not None,
         "a crop that shows several samples": split.has_parts,
-        "fidelity='exact' and a crop that resizes before it crops": any(
-            resizes_first(pipeline, split.fidelity, epoch)
-            for pipeline in split.pipelines
-            for epoch in split.crop_epochs
-        ),
+        "fidelity='exact' and a crop that resizes before it crops": bool(crops_behind_a_resize(split)),
         f"steps of transform= that need pixels in the worker, {[*python, *policies]!r}": bool(
             python or policies
         ),

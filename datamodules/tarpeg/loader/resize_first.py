@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..transforms.pipeline import Pipeline, Uncropped
 from ..transforms.pixels import PixelFormat, normalised
 from .batch import Decoded, Encoded
 from .python_steps import PythonSteps
+from .split import Split
 
 _BY_PILLOW = {
     "lanczos": Image.Resampling.LANCZOS,
@@ -38,6 +40,13 @@ def resizes_first(pipeline: Pipeline, fidelity: str, epoch: int) -> CenterCrop |
         return None
     crop = crop_at(pipeline.crop, epoch)
     return crop if type(crop) is CenterCrop and crop.shorter is not None else None
+
+
+def crops_behind_a_resize(split: Split) -> list[CenterCrop]:
+    """Return what ``resizes_first`` returns for the views of a split, in all epochs."""
+    given = product(split.pipelines, split.crop_epochs)
+    found = (resizes_first(pipeline, split.fidelity, epoch) for pipeline, epoch in given)
+    return [crop for crop in found if crop is not None]
 
 
 @dataclass(frozen=True)
